@@ -1,0 +1,1 @@
+"""What runs tokenwire: the local supervisor, and files for containers and clusters."""

@@ -1,0 +1,1 @@
+"""The process that speaks OpenAI's HTTP API and routes to workers."""

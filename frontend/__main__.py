@@ -1,0 +1,5 @@
+"""``python -m tokenwire.frontend``."""
+
+from .app import main
+
+main()

@@ -1,0 +1,100 @@
+"""``tokenwire-frontend``: startup, serve, drain, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import uvloop
+from aiohttp import web
+
+from .config import Config, parse_config
+from .discovery import discover
+from .metrics import Metrics
+from .pool import Pool
+from .server import Server
+from .tokenizer import ModelError, TextModel, load_model
+
+__all__ = ["main", "serve"]
+
+_log = logging.getLogger("tokenwire.frontend")
+
+TOKENIZER_THREADS = 2
+"""Long prompts tokenized at once; the encoder itself releases the GIL."""
+
+
+def main() -> None:
+    """Run a frontend; the console script."""
+    config = parse_config()
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    executor = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenize")
+    try:
+        model = load_model(config.model, executor)
+    except ModelError as error:
+        sys.exit(f"tokenwire-frontend: {error}")
+    try:
+        uvloop.run(serve(config, model))
+    except OSError as error:
+        sys.exit(
+            f"tokenwire-frontend: cannot listen on {config.host}:{config.port}: "
+            f"{error.strerror or error}"
+        )
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def serve(config: Config, model: TextModel) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests end; a second signal forces.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
+    stop = asyncio.Event()
+    force = asyncio.Event()
+
+    def on_signal() -> None:
+        (force if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    metrics = Metrics()
+    pool = Pool(
+        model=config.served_model_name,
+        tokenizer_sha256=model.sha256,
+        frontend_id=config.frontend_id,
+    )
+    server = Server(config, model, pool, metrics, int(time.time()))
+    runner = web.AppRunner(
+        server.application(),
+        handler_cancellation=True,  # a client that leaves cancels its handler
+        access_log=None,
+        shutdown_timeout=1.0,  # requests had their time before
+    )
+    try:
+        await runner.setup()
+        site = web.TCPSite(
+            runner, config.host, config.port, reuse_port=config.reuse_port or None
+        )
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        _log.info("listening on http://%s:%s", host, port)
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(pool.run()),
+                tasks.create_task(discover(config, pool.set_endpoints)),
+            ]
+            await stop.wait()
+            await server.drain(config.shutdown_timeout_s, force)
+            for task in background:
+                task.cancel()
+    finally:
+        await runner.cleanup()
+        pool.close()

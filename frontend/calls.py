@@ -1,0 +1,317 @@
+"""From a request body to jobs: validate, render, tokenize, size."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from tokenwire.protocol.messages import Sampling
+
+from .errors import ApiError, bad_request, unavailable
+from .fold import Fold
+from .generation import Job
+from .nvext import SELECTOR, Selection, select
+from .pool import Pool
+from .sampling import MAX_LOGPROBS, make_sampling, stop_strings
+from .schema import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
+from .shapes import ChatShape, CompletionShape, Frame, Shape
+from .stop import StopStrings
+from .tokenizer import TextModel
+
+__all__ = ["Call", "chat_call", "completion_call"]
+
+MAX_CHOICES = 128
+"""Choices of one request: OpenAI's limit of ``n``; also prompts times ``n``."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A checked request: what to run, and how to answer."""
+
+    response_id: str
+    shape: Shape
+    jobs: list[tuple[Job, Fold]]  # one per choice, in order of their index
+    num_prompt_tokens: int  # each prompt once
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+async def chat_call(request: ChatRequest, model: TextModel, pool: Pool) -> Call:
+    """Return the call of a chat request.
+
+    Raises:
+        ApiError: Whatever is wrong with it.
+    """
+    selection = _check_common(request, pool, num_prompts=1)
+    num_top = request.top_logprobs or 0
+    if request.top_logprobs is not None and not request.logprobs:
+        msg = "top_logprobs needs logprobs: true"
+        raise bad_request(msg, "top_logprobs")
+    if not 0 <= num_top <= MAX_LOGPROBS:
+        msg = f"top_logprobs must be at least 0 and at most {MAX_LOGPROBS}"
+        raise bad_request(msg, "top_logprobs")
+    if request.nvext is not None and request.nvext.token_data is not None:
+        token_ids = _checked_ids(request.nvext.token_data, model, "nvext.token_data")
+    else:
+        token_ids = await _rendered(request, model)
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    return _call(
+        request,
+        model,
+        pool,
+        selection,
+        prompts=[token_ids],
+        max_tokens=max_tokens,
+        logprobs=num_top if request.logprobs else None,
+        kind=ChatShape,
+        prefix="chatcmpl-",
+    )
+
+
+async def completion_call(
+    request: CompletionRequest, model: TextModel, pool: Pool
+) -> Call:
+    """Return the call of a completion request.
+
+    Raises:
+        ApiError: Whatever is wrong with it.
+    """
+    prompts = _prompts(request.prompt)
+    if request.suffix is not None:
+        msg = "suffix is not supported"
+        raise bad_request(msg, "suffix")
+    if request.echo:
+        msg = "echo is not supported"
+        raise bad_request(msg, "echo")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        field = f" with nvext.extra_fields={[SELECTOR]}" if request.nvext else ""
+        msg = f"best_of must equal n{field}"
+        raise bad_request(msg, "best_of")
+    selection = _check_common(request, pool, num_prompts=len(prompts))
+    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+        msg = f"logprobs must be at least 0 and at most {MAX_LOGPROBS}"
+        raise bad_request(msg, "logprobs")
+    encoded: list[list[int]] = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            special = request.add_special_tokens is not False
+            ids = await model.encode(prompt, add_special_tokens=special)
+            if not ids:
+                msg = "the prompt has no tokens"
+                raise bad_request(msg, "prompt")
+            encoded.append(ids)
+        else:
+            encoded.append(_checked_ids(prompt, model, "prompt"))
+    return _call(
+        request,
+        model,
+        pool,
+        selection,
+        prompts=encoded,
+        max_tokens=16 if request.max_tokens is None else request.max_tokens,
+        logprobs=request.logprobs,
+        kind=CompletionShape,
+        prefix="cmpl-",
+    )
+
+
+def _check_common(request: CommonRequest, pool: Pool, num_prompts: int) -> Selection:
+    """Check what needs no tokens; returns what ``nvext`` selects."""
+    if request.model is not None and request.model != pool.model:
+        msg = f"The model {request.model!r:.200} does not exist; {pool.model!r} does"
+        raise ApiError(404, msg, param="model", code="model_not_found")
+    selection = select(request.nvext)
+    n = 1 if request.n is None else request.n
+    if n < 1:
+        msg = f"n must be at least 1, not {n}"
+        raise bad_request(msg, "n")
+    if selection.completion_token_ids:
+        only = f"nvext.extra_fields={[SELECTOR]} needs exactly one choice"
+        if n != 1:
+            msg = f"{only}: n must be 1, not {n}"
+            raise bad_request(msg, "n")
+        if num_prompts != 1:
+            msg = f"{only}: one prompt, not {num_prompts}"
+            raise bad_request(msg, "prompt")
+    elif n * num_prompts != 1 and selection != Selection():
+        msg = "nvext.extra_fields needs exactly one choice: n=1 and one prompt"
+        raise bad_request(msg, "n" if n != 1 else "prompt")
+    if n * num_prompts > MAX_CHOICES:
+        msg = f"{n * num_prompts} choices were asked for, the limit is {MAX_CHOICES}"
+        raise bad_request(msg, "n")
+    if request.stream_options is not None and not request.stream:
+        msg = "stream_options needs stream: true"
+        raise bad_request(msg, "stream_options")
+    return selection
+
+
+def _call(
+    request: ChatRequest | CompletionRequest,
+    model: TextModel,
+    pool: Pool,
+    selection: Selection,
+    *,
+    prompts: list[list[int]],
+    max_tokens: int | None,
+    logprobs: int | None,
+    kind: type[ChatShape | CompletionShape],
+    prefix: str,
+) -> Call:
+    max_model_len = pool.max_model_len
+    if max_model_len is None:
+        raise unavailable("no worker is connected yet")
+    strings = stop_strings(request.stop)
+    jobs: list[tuple[Job, Fold]] = []
+    for token_ids in prompts:
+        sampling = make_sampling(
+            request,
+            model=model,
+            max_model_len=max_model_len,
+            num_prompt_tokens=len(token_ids),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+        )
+        for number in range(request.n or 1):
+            job = Job(
+                token_ids,
+                _numbered(sampling, number),
+                model.eos_token_ids,
+                echo_prompt=selection.prompt_token_ids,
+                priority=request.priority or 0,
+                cache_salt=request.cache_salt,
+            )
+            jobs.append((job, _fold(request, model, token_ids, strings, sampling)))
+    response_id = prefix + secrets.token_hex(12)
+    options = request.stream_options or StreamOptions()
+    frame = Frame(
+        response_id,
+        int(time.time()),
+        pool.model,
+        model,
+        selection,
+        num_top_logprobs=logprobs or 0,
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+    )
+    return Call(
+        response_id,
+        kind(frame),
+        jobs,
+        num_prompt_tokens=sum(map(len, prompts)),
+        stream=bool(request.stream),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
+    )
+
+
+def _numbered(sampling: Sampling, number: int) -> Sampling:
+    """Return the parameters of one of ``n`` choices: seeds differ, as in vLLM."""
+    if sampling.seed is None or number == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=sampling.seed + number)
+
+
+def _fold(
+    request: CommonRequest,
+    model: TextModel,
+    prompt_token_ids: list[int],
+    strings: tuple[str, ...],
+    sampling: Sampling,
+) -> Fold:
+    stop = None
+    if strings:
+        stop = StopStrings(strings, include=bool(request.include_stop_str_in_output))
+    detokenizer = model.detokenizer(
+        prompt_token_ids, skip_special_tokens=request.skip_special_tokens is not False
+    )
+    return Fold(detokenizer, stop, sampling.min_tokens)
+
+
+async def _rendered(request: ChatRequest, model: TextModel) -> list[int]:
+    if not request.messages:
+        msg = "messages must not be empty"
+        raise bad_request(msg, "messages")
+    continued = bool(request.continue_final_message)
+    generation_prompt = request.add_generation_prompt
+    if generation_prompt is None:
+        generation_prompt = not continued
+    elif generation_prompt and continued:
+        msg = "continue_final_message and add_generation_prompt exclude each other"
+        raise bad_request(msg, "continue_final_message")
+    text = model.render_chat(
+        [_message(message, n) for n, message in enumerate(request.messages)],
+        add_generation_prompt=generation_prompt,
+        continue_final_message=continued,
+        template_kwargs=request.chat_template_kwargs or {},
+    )
+    special = bool(request.add_special_tokens)  # the template writes its own
+    token_ids = await model.encode(text, add_special_tokens=special)
+    if not token_ids:
+        msg = "the messages have no tokens"
+        raise bad_request(msg, "messages")
+    return token_ids
+
+
+def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return *message* with text parts joined, as templates expect it."""
+    where = f"messages[{number}]"
+    if not isinstance(message.get("role"), str):
+        msg = f"{where}.role must be a string"
+        raise bad_request(msg, f"{where}.role")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return {**message, "content": content or ""}
+    if not isinstance(content, list):
+        msg = f"{where}.content must be a string or a list of parts"
+        raise bad_request(msg, f"{where}.content")
+    texts: list[str] = []
+    for part in cast("list[object]", content):
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            msg = f"{where}.content: only text parts are supported"
+            raise bad_request(msg, f"{where}.content")
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | list[Any]]:
+    """Return the prompts of a completion request."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        msg = "You must pass at least one prompt"
+        raise bad_request(msg, "prompt")
+    first = prompt[0]
+    kind = str if isinstance(first, str) else list
+    if isinstance(first, str | list):
+        if not all(isinstance(one, kind) for one in prompt):
+            msg = "prompt mixes strings and lists"
+            raise bad_request(msg, "prompt")
+        return list(prompt)
+    return [prompt]
+
+
+def _checked_ids(token_ids: list[Any], model: TextModel, field: str) -> list[int]:
+    """Return *token_ids* if all are ids of the vocabulary.
+
+    Raises:
+        ApiError: 400, naming the first that is not.
+    """
+    if not token_ids:
+        msg = f"{field} must not be empty"
+        raise bad_request(msg, field)
+    bound = model.vocab_size
+    for token_id in token_ids:
+        if type(token_id) is not int:  # a boolean is an int, but no id
+            msg = f"{field}: {token_id!r:.40} is not a token id"
+            raise bad_request(msg, field)
+        if not 0 <= token_id < bound:
+            msg = f"Token id {token_id} is out of vocabulary (0..{bound - 1})"
+            raise bad_request(msg, field)
+    return token_ids

@@ -1,0 +1,175 @@
+"""One choice of a response: tokens come in, deltas of text and ids go out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenwire.protocol.messages import FinishReason, Logprobs
+from tokenwire.protocol.tokens import TOKEN_BYTES
+
+from .fold import Fold
+from .generation import End, Generation, Job
+from .metrics import Metrics
+from .pool import Pool
+
+__all__ = ["Choice", "Delta", "joined"]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one chunk adds to one choice."""
+
+    text: str
+    token_ids: list[int]  # (num_new_tokens,)
+    logprobs: Logprobs | None
+    end: End | None
+
+
+class Choice:
+    """The sink of one generation.
+
+    It begins held, and is held again while its client reads too slowly: tokens then
+    pile up here, bounded by the request's ``max_tokens``, and come out by ``release``.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_deliver",
+        "_end",
+        "_fold",
+        "_held",
+        "_last_at",
+        "_logprobs",
+        "_metrics",
+        "_token_ids",
+        "generation",
+        "index",
+        "num_tokens",
+        "started_at",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        job: Job,
+        fold: Fold,
+        *,
+        pool: Pool,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        deliver: Callable[[Choice, Delta], None],
+    ) -> None:
+        self.index = index
+        self.generation = Generation(job, self, pool, metrics)
+        self.num_tokens = 0
+        """Ids delivered; equals ``usage.completion_tokens`` at the end."""
+        self.started_at = clock()
+        self._fold = fold
+        self._deliver = deliver
+        self._metrics = metrics
+        self._clock = clock
+        self._last_at = 0.0
+        self._held = True
+        self._token_ids: list[int] = []
+        self._logprobs: list[Logprobs] = []
+        self._end: End | None = None
+
+    def tokens(
+        self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
+    ) -> None:
+        """Take new ids, and the end if it is known with them."""
+        now = self._clock()
+        if self._last_at:
+            self._metrics.inter_token_latency.observe(now - self._last_at)
+        else:
+            self._metrics.time_to_first_token.observe(now - self.started_at)
+        self._last_at = now
+        if not self._held:
+            self._emit(token_ids, logprobs, end)
+            return
+        self._token_ids += token_ids
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        self._end = end
+        self._deliver(self, NOTHING)
+
+    def ended(self, end: End) -> None:
+        """Take an end that came alone."""
+        if not self._held:
+            self._emit([], None, end)
+            return
+        self._end = end
+        self._deliver(self, NOTHING)
+
+    @property
+    def waiting(self) -> tuple[int, End | None]:
+        """How many ids are held, and the end if it has come."""
+        return len(self._token_ids), self._end
+
+    def hold(self) -> None:
+        """Keep what comes until ``release``."""
+        self._held = True
+
+    def release(self) -> None:
+        """Deliver what was held, as one delta, and go on."""
+        if not self._held:
+            return
+        self._held = False
+        token_ids, self._token_ids = self._token_ids, []
+        logprobs, self._logprobs = joined(self._logprobs), []
+        end, self._end = self._end, None
+        if token_ids or end is not None:
+            self._emit(token_ids, logprobs, end)
+
+    def _emit(
+        self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
+    ) -> None:
+        text, used = self._fold.feed(token_ids)
+        matched = self._fold.matched
+        if matched is not None:
+            if used < len(token_ids):
+                token_ids = token_ids[:used]
+                logprobs = logprobs and _cut(logprobs, used)
+            end = end if end is not None and end.error is None else None
+            end = _at_stop(end or self.generation.stop_here(), matched)
+        elif end is not None:
+            text += self._fold.finish()
+            if self._fold.matched is not None:
+                end = _at_stop(end, self._fold.matched)
+        self.num_tokens += len(token_ids)
+        if end is not None:
+            self._metrics.e2e_request_latency.observe(self._clock() - self.started_at)
+        self._deliver(self, Delta(text, token_ids, logprobs, end))
+
+
+NOTHING = Delta("", [], None, None)
+"""Delivered while a choice is held: something waits in it."""
+
+
+def _at_stop(end: End, matched: str) -> End:
+    end.reason = FinishReason.STOP
+    end.stop_reason = matched
+    return end
+
+
+def _cut(logprobs: Logprobs, num_tokens: int) -> Logprobs:
+    size = num_tokens * logprobs.width * TOKEN_BYTES
+    return Logprobs(
+        logprobs.width,
+        logprobs.token_ids[:size],
+        logprobs.logprobs[:size],
+        logprobs.ranks[:size],
+    )
+
+
+def joined(parts: list[Logprobs]) -> Logprobs | None:
+    """Return the records of consecutive tokens as one; None if there are none."""
+    if not parts:
+        return None
+    return Logprobs(
+        parts[0].width,
+        b"".join(part.token_ids for part in parts),
+        b"".join(part.logprobs for part in parts),
+        b"".join(part.ranks for part in parts),
+    )

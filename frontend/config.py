@@ -1,0 +1,181 @@
+"""The frontend's settings: options, or environment variables, checked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from tokenwire.protocol.limits import MAX_MESSAGE_BYTES
+from tokenwire.protocol.settings import SettingsParser
+
+__all__ = ["Config", "parse_config"]
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What a frontend runs with."""
+
+    model: str  # a folder, or a hub id
+    served_model_name: str
+    host: str
+    port: int
+    reuse_port: bool
+    workers: tuple[str, ...]  # endpoints
+    workers_file: str | None
+    workers_dns: str | None  # NAME:PORT
+    frontend_id: str
+    max_inflight_requests: int
+    max_body_bytes: int
+    client_write_timeout_s: float
+    shutdown_timeout_s: float
+    log_level: str
+
+
+def parse_config(arguments: Sequence[str] | None = None) -> Config:
+    """Return the settings of *arguments* (default: the command line).
+
+    Raises:
+        SystemExit: 2 after one sentence, if a value is bad.
+    """
+    parser = SettingsParser(
+        prog="tokenwire-frontend",
+        description="Speaks OpenAI's HTTP API and routes to tokenwire workers.",
+    )
+    add = parser.add_argument
+    add(
+        "--model",
+        required=True,
+        help="model folder or hub id, for tokenizer and template",
+    )
+    add("--served-model-name", help="name in requests and answers (default: --model)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: %(default)s)",
+    )
+    add(
+        "--port", type=_port, default=8000, help="port; 0: any free one (default: 8000)"
+    )
+    add(
+        "--reuse-port",
+        action="store_true",
+        help="share the port with other frontends on this machine",
+    )
+    add(
+        "--worker",
+        action="append",
+        default=[],
+        type=_endpoint,
+        metavar="tcp://HOST:PORT",
+        help="a worker; repeatable",
+    )
+    add(
+        "--workers-file",
+        metavar="FILE",
+        help="JSON list of workers, watched for changes",
+    )
+    add(
+        "--workers-dns",
+        metavar="NAME:PORT",
+        type=_name_and_port,
+        help="a name whose addresses are the workers, resolved again and again",
+    )
+    add("--frontend-id", help="this frontend's name in logs (default: random)")
+    add(
+        "--max-inflight-requests",
+        type=_positive,
+        default=4096,
+        help="generation requests served at once; more get 429 (default: %(default)s)",
+    )
+    add(
+        "--max-body-bytes",
+        type=_positive,
+        default=MAX_MESSAGE_BYTES,
+        help="larger request bodies get 413 (default: %(default)s)",
+    )
+    add(
+        "--client-write-timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="a client that reads nothing for so long is dropped (default: %(default)s)",
+    )
+    add(
+        "--shutdown-timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM (default: %(default)s)",
+    )
+    add(
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="(default: %(default)s)",
+    )
+    given = parser.parse_settings(arguments)
+    sources = [given.worker, given.workers_file, given.workers_dns]
+    if sum(map(bool, sources)) != 1:
+        parser.error("give one of --worker, --workers-file and --workers-dns")
+    return Config(
+        model=given.model,
+        served_model_name=given.served_model_name or given.model,
+        host=given.host,
+        port=given.port,
+        reuse_port=given.reuse_port,
+        workers=tuple(given.worker),
+        workers_file=given.workers_file,
+        workers_dns=given.workers_dns,
+        frontend_id=given.frontend_id
+        or f"frontend-{os.getpid()}-{secrets.token_hex(2)}",
+        max_inflight_requests=given.max_inflight_requests,
+        max_body_bytes=given.max_body_bytes,
+        client_write_timeout_s=given.client_write_timeout,
+        shutdown_timeout_s=given.shutdown_timeout,
+        log_level=given.log_level,
+    )
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65_535:
+        msg = f"{text!r} is not a port (0..65535)"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        msg = f"{text!r} is not a positive whole number"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e6:
+        msg = f"{text!r} is not a number of seconds above 0"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def _endpoint(text: str) -> str:
+    scheme, found, rest = text.partition("://")
+    _, colon, port = rest.rpartition(":")
+    if not found or scheme != "tcp" or not colon or not port.isdecimal():
+        msg = f"{text!r} is not an endpoint like tcp://127.0.0.1:5555"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
+def _name_and_port(text: str) -> str:
+    name, _, port = text.rpartition(":")
+    if not name or not port.isdecimal() or not 0 < int(port) <= 65_535:
+        msg = f"{text!r} is not NAME:PORT"
+        raise argparse.ArgumentTypeError(msg)
+    return text

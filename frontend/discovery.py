@@ -1,0 +1,106 @@
+"""Where the workers are: a fixed list, a watched file, or a DNS name.
+
+Each source calls back with all endpoints it knows, whenever that changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from .config import Config
+
+__all__ = ["WorkersFile", "discover", "parse_workers_file"]
+
+_log = logging.getLogger(__name__)
+
+FILE_POLL_S = 0.5
+"""How often the workers file is looked at: a ``stat`` call."""
+
+DNS_POLL_S = 5.0
+"""How often the name is resolved: the usual TTL of a cluster's headless service."""
+
+Found = Callable[[list[str]], None]
+
+
+class WorkersFile(msgspec.Struct):
+    """The JSON of ``--workers-file``; other keys are ignored."""
+
+    class Worker(msgspec.Struct):
+        """One worker."""
+
+        endpoint: str
+
+    workers: list[Worker]
+
+
+def parse_workers_file(data: bytes) -> list[str]:
+    """Return the endpoints in a workers file.
+
+    Raises:
+        ValueError: It is not such a file; the text names the field.
+    """
+    try:
+        file = msgspec.json.decode(data, type=WorkersFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+    for worker in file.workers:
+        if not worker.endpoint.startswith("tcp://"):
+            msg = f"{worker.endpoint!r} is not an endpoint like tcp://127.0.0.1:5555"
+            raise ValueError(msg)
+    return [worker.endpoint for worker in file.workers]
+
+
+async def discover(config: Config, found: Found) -> None:
+    """Report endpoints to *found* until cancelled."""
+    if config.workers_file is not None:
+        await _watch_file(Path(config.workers_file), found)
+    elif config.workers_dns is not None:
+        await _watch_name(config.workers_dns, found)
+    else:
+        found(list(config.workers))
+
+
+async def _watch_file(file: Path, found: Found) -> None:
+    seen: tuple[int, int, int] | None = None
+    complaint = ""
+    while True:
+        try:
+            status = os.stat(file)
+            version = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if version != seen:
+                found(parse_workers_file(file.read_bytes()))  # noqa: ASYNC240 - a few kB
+                seen, complaint = version, ""
+        except (OSError, ValueError) as error:
+            # What was known stays: a half-written file must not empty the pool.
+            if str(error) != complaint:
+                complaint = str(error)
+                _log.warning("workers file %s: %s", file, complaint)
+        await asyncio.sleep(FILE_POLL_S)
+
+
+async def _watch_name(name_and_port: str, found: Found) -> None:
+    name, _, port = name_and_port.rpartition(":")
+    loop = asyncio.get_running_loop()
+    known: list[str] | None = None
+    while True:
+        try:
+            infos = await loop.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            _log.warning("workers name %s does not resolve: %s", name, error)
+        else:
+            endpoints = sorted({_endpoint(str(info[4][0]), port) for info in infos})
+            if endpoints != known:
+                known = endpoints
+                found(endpoints)
+        await asyncio.sleep(DNS_POLL_S)
+
+
+def _endpoint(host: str, port: str) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

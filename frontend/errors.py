@@ -1,0 +1,89 @@
+"""Failures as a client sees them: OpenAI's error object, with the right status."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenwire.protocol.messages import ErrorKind
+
+__all__ = ["ApiError", "bad_request", "from_worker", "overloaded", "unavailable"]
+
+RETRY_AFTER_S = 1
+"""What a busy or worker-less frontend tells clients to wait: one heartbeat, after
+which the load it routes by is fresh."""
+
+
+class ApiError(Exception):
+    """An answer other than success; ``body`` is its JSON."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """Return OpenAI's error object as JSON."""
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": self.kind,
+                    "param": self.param,
+                    "code": self.code,
+                }
+            }
+        )
+
+
+def bad_request(
+    message: str, param: str | None = None, code: str | None = None
+) -> ApiError:
+    """Return a 400: the caller's fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(message: str) -> ApiError:
+    """Return a 429: this frontend is at its bound."""
+    return ApiError(
+        429,
+        message,
+        kind="rate_limit_error",
+        code="overloaded",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def unavailable(message: str, code: str = "no_worker") -> ApiError:
+    """Return a 503: no worker can take the request now."""
+    return ApiError(
+        503,
+        message,
+        kind="service_unavailable_error",
+        code=code,
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def from_worker(kind: ErrorKind, message: str) -> ApiError:
+    """Return the answer for a request that a worker ended with an error."""
+    match kind:
+        case ErrorKind.INVALID:
+            code = "context_length_exceeded" if "context length" in message else None
+            return bad_request(message, code=code)
+        case ErrorKind.BUSY | ErrorKind.DRAINING:
+            return unavailable(message, code="overloaded")
+        case ErrorKind.HANDOVER | ErrorKind.ENGINE:
+            return ApiError(502, message, kind="server_error", code="worker_failed")

@@ -1,0 +1,72 @@
+"""One output's text: ids folded one at a time through detokenizer and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .detokenize import Detokenizer
+from .stop import StopStrings
+
+__all__ = ["Fold"]
+
+
+class Fold:
+    """The text of one choice.
+
+    Whatever batches the worker sends, the result is that of feeding single ids.
+    """
+
+    __slots__ = ("_detokenizer", "_min_tokens", "_stop", "num_tokens")
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: StopStrings | None = None,
+        min_tokens: int = 0,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self._min_tokens = min_tokens  # until then no stop string counts, as in vLLM
+        self.num_tokens = 0
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop.matched if self._stop is not None else None
+
+    def feed(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Return the new text, and how many of *token_ids* belong to the output.
+
+        Fewer than given if a stop string matched: the id that completes it is the
+        last.
+        """
+        feed = self._detokenizer.feed
+        stop = self._stop
+        if stop is None:
+            self.num_tokens += len(token_ids)
+            if len(token_ids) == 1:
+                return feed(token_ids[0]), 1
+            return "".join([feed(token_id) for token_id in token_ids]), len(token_ids)
+        text = ""
+        used = 0
+        for token_id in token_ids:
+            piece = feed(token_id)
+            used += 1
+            if self.num_tokens + used <= self._min_tokens:
+                text += piece
+                continue
+            text += stop.feed(piece)
+            if stop.matched is not None:
+                break
+        self.num_tokens += used
+        return text, used
+
+    def finish(self) -> str:
+        """Return the text held back, now that the output has ended."""
+        rest = self._detokenizer.flush()
+        if self._stop is None:
+            return rest
+        if self._stop.matched is not None:
+            return ""
+        text = self._stop.feed(rest) if rest else ""
+        return text + self._stop.flush()

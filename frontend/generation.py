@@ -1,0 +1,398 @@
+"""One sequence through its workers: prefill leg, hand-over, decode leg; or one leg.
+
+Laws:
+- The sink hears exactly one ``ended``, and nothing after it, unless it left first.
+- A generation that was cancelled costs nothing: what runs is cancelled, and KV that a
+  prefill worker holds for it is released, also when its answer crosses the cancel.
+- Before the first token a failed worker is replaced, within ``MAX_ATTEMPTS``; after
+  it the failure is the sink's to tell.
+
+The first token of an unseeded sampled request is drawn on the decode worker. Taking
+the prefill worker's draw as an end when it is a stop token, and drawing again when it
+is not, would end such outputs too often; where both draws are equal (greedy, seeded),
+a stop token ends the request at the prefill worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from tokenwire.protocol.errors import MessageTooLarge
+from tokenwire.protocol.messages import (
+    ErrorKind,
+    Finished,
+    FinishReason,
+    JsonObject,
+    Leg,
+    Logprobs,
+    Sampling,
+    Submit,
+    Tokens,
+)
+from tokenwire.protocol.tokens import pack_ids, unpack_ids
+
+from .errors import ApiError, bad_request, from_worker
+from .link import Link
+from .metrics import Metrics
+from .pool import Pool, Route
+
+__all__ = ["End", "Generation", "Job", "Sink"]
+
+_log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+"""Workers tried for one request: two may fail at once (a rolling restart), a third
+failure is more likely the request's own doing."""
+
+_RETRIED = {ErrorKind.BUSY, ErrorKind.DRAINING, ErrorKind.HANDOVER, ErrorKind.ENGINE}
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """What to generate: one sequence."""
+
+    prompt_token_ids: list[int]  # (num_prompt_tokens,)
+    sampling: Sampling
+    eos_token_ids: frozenset[int]
+    echo_prompt: bool = False  # bring the ids back as the engine saw them
+    priority: int = 0
+    cache_salt: str | None = None
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Ids that end the output."""
+        stops = frozenset(self.sampling.stop_token_ids)
+        return stops if self.sampling.ignore_eos else stops | self.eos_token_ids
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether two workers draw the same first token."""
+        return self.sampling.temperature == 0 or self.sampling.seed is not None
+
+
+@dataclass(slots=True)
+class End:
+    """How a sequence ended, and all that is known then."""
+
+    reason: FinishReason
+    error: ApiError | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    prompt_token_ids: list[int] | None = None
+    kv_transfer_params: JsonObject | None = None
+    worker_ids: dict[str, str] = field(default_factory=dict)
+    timing: dict[str, float] = field(default_factory=dict)  # in ms
+
+
+class Sink(Protocol):
+    """Who takes a sequence's tokens; called on the event loop, must not block."""
+
+    def tokens(
+        self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
+    ) -> None:
+        """Take new ids, and the end if it is known with them."""
+
+    def ended(self, end: End) -> None:
+        """Take an end that came alone."""
+
+
+class _Leg(ABC):
+    """One Submit to one worker, and what it answers."""
+
+    __slots__ = ("generation", "link", "request_id")
+
+    def __init__(self, generation: Generation, link: Link, kind: str) -> None:
+        self.generation = generation
+        self.link = link
+        self.request_id = f"{generation.request_id}{kind}{generation.attempt}"
+
+    @abstractmethod
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Take tokens, and the end if it came in the same batch."""
+
+    @abstractmethod
+    def finished(self, end: Finished) -> None:
+        """Take an end that came alone."""
+
+    def lost(self, reason: str) -> None:
+        """Take note that the worker is gone."""
+        self.generation.leg_failed(self, ErrorKind.ENGINE, reason)
+
+
+class _PrefillLeg(_Leg):
+    """Computes the prompt; its one token counts only if it ends the output."""
+
+    __slots__ = ("_first",)
+
+    def __init__(self, generation: Generation, link: Link) -> None:
+        super().__init__(generation, link, "p")
+        self._first: Tokens | None = None
+
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Keep the token until the leg ends."""
+        if self._first is None:
+            self._first = item
+        if end is not None:
+            self.finished(end)
+
+    def finished(self, end: Finished) -> None:
+        """Hand over, or end."""
+        self.generation.prefilled(self, self._first, end)
+
+
+class _OutputLeg(_Leg):
+    """Its tokens are the output."""
+
+    __slots__ = ()
+
+    def __init__(self, generation: Generation, link: Link) -> None:
+        super().__init__(generation, link, "d")
+
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Pass tokens on."""
+        self.generation.output(self, item, end)
+
+    def finished(self, end: Finished) -> None:
+        """End the output."""
+        self.generation.output_ended(self, end)
+
+
+class Generation:
+    """One sequence, from routing to its end.
+
+    ``start``, ``cancel`` and ``stop_here`` are for the HTTP side, the rest for legs.
+    """
+
+    def __init__(self, job: Job, sink: Sink, pool: Pool, metrics: Metrics) -> None:
+        self.request_id = f"{pool.incarnation}-{next(_numbers):x}"
+        self.num_tokens = 0
+        self.attempt = 0
+        self._job = job
+        self._sink: Sink | None = sink
+        self._pool = pool
+        self._metrics = metrics
+        self._leg: _Leg | None = None
+        self._route: Route | None = None
+        self._excluded: frozenset[Link] = frozenset()
+        self._prefill_end: Finished | None = None
+        self._started_at = time.monotonic()
+        self._handover_at = 0.0
+        self._first_token_at: float | None = None
+
+    def start(self) -> None:
+        """Send the request to a worker.
+
+        Raises:
+            ApiError: No worker takes it, or it is too large; the sink hears nothing.
+        """
+        while True:
+            self.attempt += 1
+            route = self._pool.route(self._excluded)
+            self._prefill_end = None
+            leg: _Leg
+            prefill = route.prefill
+            if prefill is None:
+                leg, kind = _OutputLeg(self, route.decode), Leg.FULL
+            elif self._job.sampling.max_tokens == 1:
+                # One token needs no decode worker: nothing is handed over.
+                route = Route(decode=prefill, prefill=prefill)
+                leg, kind = _OutputLeg(self, prefill), Leg.FULL
+            else:
+                leg, kind = _PrefillLeg(self, prefill), Leg.PREFILL
+            self._route = route
+            try:
+                self._submit(leg, kind)
+            except ConnectionError as error:
+                _log.warning("request %s: %s", self.request_id, error)
+                self._excluded |= {leg.link}
+                continue
+            return
+
+    def cancel(self) -> None:
+        """Forget the sink and stop whatever runs; harmless when all is over."""
+        if self._sink is None:
+            return
+        self._sink = None
+        self._metrics.cancelled()
+        if self._leg is not None:
+            self._leg.link.cancel(self._leg.request_id)
+
+    def stop_here(self) -> End:
+        """End the sequence from this side, at a stop string; returns its end."""
+        self._sink = None
+        if self._leg is not None:
+            self._leg.link.cancel(self._leg.request_id)
+        return self._good_end(None)
+
+    def prefilled(self, leg: _Leg, first: Tokens | None, end: Finished) -> None:
+        """Go on after the prefill leg: hand over, or end with its token."""
+        sink = self._sink
+        self._leg = None
+        if sink is None:
+            self._release(leg, end)
+            return
+        if end.error_kind is not None:
+            self.leg_failed(leg, end.error_kind, end.error)
+            return
+        self._prefill_end = end
+        self._handover_at = time.monotonic()
+        token_ids = unpack_ids(first.token_ids) if first is not None else []
+        if token_ids and self._job.repeatable and token_ids[-1] in self._job.stops:
+            self._release(leg, end)
+            self._sink = None
+            self.num_tokens = len(token_ids)
+            self._first_token_at = self._handover_at
+            logprobs = first.logprobs if first is not None else None
+            sink.tokens(token_ids, logprobs, self._good_end(end))
+            return
+        if end.handover is None:
+            self.leg_failed(
+                leg,
+                ErrorKind.HANDOVER,
+                f"prefill worker {leg.link.worker_id} answered without KV to hand over",
+            )
+            return
+        if self._route is None:
+            return  # there was a route: a leg has ended
+        decode = _OutputLeg(self, self._route.decode)
+        try:
+            self._submit(decode, Leg.DECODE, end.handover)
+        except ConnectionError as error:
+            self._release(leg, end)
+            self.leg_failed(decode, ErrorKind.ENGINE, str(error))
+
+    def output(self, leg: _Leg, item: Tokens, end: Finished | None) -> None:
+        """Pass tokens of the output on."""
+        token_ids = unpack_ids(item.token_ids)
+        self.num_tokens += len(token_ids)
+        if self._first_token_at is None:
+            self._first_token_at = time.monotonic()
+            if self._prefill_end is not None:
+                self._metrics.handed_over(self._first_token_at - self._handover_at)
+        sink = self._sink
+        if end is None:
+            if sink is not None:
+                sink.tokens(token_ids, item.logprobs, None)
+            return
+        self._leg = None
+        if sink is None:
+            return
+        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._sink = None
+            sink.tokens(token_ids, item.logprobs, self._good_end(end))
+        else:
+            sink.tokens(token_ids, item.logprobs, None)
+            self.output_ended(leg, end)
+
+    def output_ended(self, leg: _Leg, end: Finished) -> None:
+        """Pass the end on, or try another worker."""
+        sink = self._sink
+        self._leg = None
+        if sink is None:
+            return
+        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._sink = None
+            sink.ended(self._good_end(end))
+        elif end.reason is FinishReason.ABORT:
+            text = f"worker {leg.link.worker_id} aborted the request"
+            self.leg_failed(leg, ErrorKind.ENGINE, text)
+        else:
+            self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, end.error)
+
+    def leg_failed(self, leg: _Leg, kind: ErrorKind, text: str) -> None:
+        """Try another worker if nothing was sent yet, else end with an error."""
+        self._leg = None
+        if self._prefill_end is not None and self.num_tokens == 0:
+            # The decode worker may not have read the KV; a second release is harmless.
+            self._release(leg, self._prefill_end)
+        sink = self._sink
+        if sink is None:
+            return
+        self._metrics.leg_failed(kind)
+        if kind in _RETRIED and self.num_tokens == 0 and self.attempt < MAX_ATTEMPTS:
+            _log.warning("request %s: tried again: %s", self.request_id, text)
+            failed = leg.link
+            if kind is ErrorKind.HANDOVER and self._route and self._route.prefill:
+                failed = self._route.prefill  # the decode worker can still prefill
+            self._excluded |= {failed}
+            try:
+                self.start()
+            except ApiError as error:
+                if kind is not ErrorKind.BUSY:
+                    text = f"{text}; then {error.message}"
+            else:
+                return
+        if kind is not ErrorKind.INVALID:
+            _log.error("request %s failed: %s", self.request_id, text)
+        self._sink = None
+        end = self._end(FinishReason.ERROR)
+        end.error = from_worker(kind, text)
+        sink.ended(end)
+
+    def _submit(self, leg: _Leg, kind: Leg, handover: JsonObject | None = None) -> None:
+        job = self._job
+        sampling = job.sampling
+        if kind is Leg.PREFILL and not job.repeatable:
+            # This draw does not count, so it must not end the leg.
+            sampling = msgspec.structs.replace(
+                sampling, ignore_eos=True, stop_token_ids=[], logprobs=None
+            )
+        message = Submit(
+            leg.request_id,
+            pack_ids(job.prompt_token_ids),
+            sampling,
+            leg=kind,
+            handover=handover,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            echo_prompt=job.echo_prompt and kind is not Leg.DECODE,
+        )
+        try:
+            leg.link.submit(message, leg)
+        except MessageTooLarge as error:
+            raise bad_request(str(error)) from error
+        self._leg = leg
+
+    def _release(self, leg: _Leg, end: Finished) -> None:
+        if end.handover is not None:
+            self._metrics.released()
+            self._pool.release_kv(leg.request_id, end.handover)
+
+    def _good_end(self, finished: Finished | None) -> End:
+        """Return the end of an output that a worker, or a stop string, completed."""
+        prefill = self._prefill_end
+        source = prefill or finished
+        end = self._end(finished.reason if finished is not None else FinishReason.STOP)
+        if finished is not None:
+            end.stop_reason = finished.stop_reason
+            end.kv_transfer_params = finished.kv_transfer_params
+        if source is not None:
+            end.num_cached_tokens = source.num_cached_tokens
+            end.timing["queue_ms"] = 1e3 * source.queue_s
+            end.timing["prefill_ms"] = 1e3 * source.prefill_s
+            if source.prompt_token_ids is not None:
+                end.prompt_token_ids = unpack_ids(source.prompt_token_ids)
+        if prefill is not None and end.kv_transfer_params is None:
+            end.kv_transfer_params = prefill.kv_transfer_params
+        return end
+
+    def _end(self, reason: FinishReason) -> End:
+        now = time.monotonic()
+        end = End(reason, num_prompt_tokens=len(self._job.prompt_token_ids))
+        end.timing["total_ms"] = 1e3 * (now - self._started_at)
+        if self._first_token_at is not None:
+            end.timing["ttft_ms"] = 1e3 * (self._first_token_at - self._started_at)
+        if self._route is not None:
+            if self._route.prefill is not None:
+                end.worker_ids["prefill_worker_id"] = self._route.prefill.worker_id
+            end.worker_ids["decode_worker_id"] = self._route.decode.worker_id
+        return end

@@ -1,0 +1,407 @@
+"""One DEALER to one worker: handshake, liveness, open requests; the only zmq here.
+
+The socket is driven by its file descriptor, not by ``zmq.asyncio``, which costs a
+task wake-up per message. The descriptor is edge-triggered: after every receive loop
+and every send the socket's events must be looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from tokenwire.protocol.codec import decode_from_worker, encode
+from tokenwire.protocol.errors import (
+    Incompatible,
+    MessageTooLarge,
+    ProtocolError,
+    RemoteProtocolError,
+)
+from tokenwire.protocol.exchange import Exchange
+from tokenwire.protocol.limits import (
+    HEARTBEAT_INTERVAL_S,
+    MAX_MESSAGE_BYTES,
+    SEND_QUEUE_MESSAGES,
+)
+from tokenwire.protocol.liveness import Liveness
+from tokenwire.protocol.messages import (
+    PROTOCOL_VERSION,
+    Batch,
+    Bye,
+    Cancel,
+    Card,
+    EngineDead,
+    Finished,
+    FromFrontend,
+    FromWorker,
+    Hello,
+    Load,
+    Ping,
+    Refused,
+    ReleaseKV,
+    Submit,
+    Tokens,
+)
+
+__all__ = ["TICK_S", "Link", "LinkState", "Reply", "open_context"]
+
+_log = logging.getLogger(__name__)
+
+LINGER_MS = 200
+"""What a closing socket may still send: the Bye, not the backlog of a dead peer."""
+
+RECONNECT_MS = (100, 2_000)
+"""First and longest pause between connection attempts; a restarted worker is seen
+within 2 s."""
+
+ZMQ_HEARTBEAT_MS = (1_000, 3_000)
+"""Interval and timeout of ZeroMQ's own ping: closes a half-open TCP connection."""
+
+HELLO_AGAIN_S = 10.0
+"""After a refusal; an operator may have fixed the worker behind this address."""
+
+MAX_READS_PER_WAKE = 64
+"""Messages taken before other callbacks run: keeps the loop fair under a flood."""
+
+MAX_SOCKETS = 8_192
+"""Three per worker (its DEALER and the monitor's pair): over 2,000 workers."""
+
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+def open_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Return the process's ZeroMQ context; make it after any fork."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.max_sockets = MAX_SOCKETS
+    return context
+
+
+class LinkState(enum.Enum):
+    """Where a link is in its life."""
+
+    CONNECTING = "connecting"
+    HELLO = "hello"  # sent; waiting for the card
+    READY = "ready"
+    REFUSED = "refused"
+    CLOSED = "closed"
+
+
+class Reply(Protocol):
+    """Who hears the answers of one Submit; called on the event loop."""
+
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Take tokens, and the end if it came in the same batch."""
+
+    def finished(self, end: Finished) -> None:
+        """Take an end that came alone."""
+
+    def lost(self, reason: str) -> None:
+        """The worker is gone; nothing more comes."""
+
+
+class _Open:
+    """An open request: its reply and the order of what it got."""
+
+    __slots__ = ("exchange", "reply")
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.exchange = Exchange()
+
+
+class Link:
+    """A connection to one worker; reconnects for ever, and says when it is ready.
+
+    Args:
+        endpoint: Where the worker listens, ``tcp://host:port``.
+        context: The process's ZeroMQ context.
+        identity: This frontend's id and incarnation.
+        accept: Checks a card; raises ``Incompatible`` with a sentence.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]],
+        identity: tuple[str, str],
+        accept: Callable[[Card], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.state = LinkState.CONNECTING
+        self.card: Card | None = None
+        self.load = Load("")
+        self.reason = ""  # why it is not ready, for the operator
+        self.num_protocol_errors = 0
+        self._context = context
+        self._frontend_id, self._incarnation = identity
+        self._accept = accept
+        self._open: dict[str, _Open] = {}
+        self._loop = asyncio.get_running_loop()
+        self._liveness = Liveness(self._loop.time())
+        self._next_hello = 0.0
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._connect()
+
+    # --- what others use -----------------------------------------------------------
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's own name, or its address while that is unknown."""
+        return self.card.worker_id if self.card is not None else self.endpoint
+
+    @property
+    def num_open(self) -> int:
+        """Requests of this frontend that have not ended."""
+        return len(self._open)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request may be sent here."""
+        return self.state is LinkState.READY and not self.load.draining
+
+    def submit(self, message: Submit, reply: Reply) -> None:
+        """Send a request; *reply* hears of its end exactly once.
+
+        Raises:
+            MessageTooLarge: The request is above the limit; nothing was sent.
+            ConnectionError: The worker cannot be reached; nothing was sent.
+        """
+        if self.state is not LinkState.READY:
+            msg = f"worker {self.worker_id} is not connected ({self.state.value})"
+            raise ConnectionError(msg)
+        self._open[message.request_id] = _Open(reply)
+        try:
+            sent = self._send(message)
+        except MessageTooLarge:
+            del self._open[message.request_id]
+            raise
+        if not sent:
+            del self._open[message.request_id]
+            msg = f"worker {self.worker_id} does not take messages"
+            raise ConnectionError(msg)
+
+    def cancel(self, request_id: str) -> None:
+        """Ask for a request's end; it still comes to its reply."""
+        if request_id in self._open:
+            self._send(Cancel(request_id))
+
+    def release_kv(self, message: ReleaseKV) -> bool:
+        """Pass a release on; returns whether it was sent."""
+        return self.state is LinkState.READY and self._send(message)
+
+    def tick(self) -> None:
+        """Do what time asks for: call every heartbeat interval."""
+        now = self._loop.time()
+        if self.state in (LinkState.HELLO, LinkState.REFUSED):
+            if now >= self._next_hello:
+                self._say_hello()
+        elif self.state is LinkState.READY:
+            if self._liveness.lost(now):
+                silence = self._liveness.silence_s(now)
+                self._reset(f"silent for {silence:.1f} s")
+            elif self._liveness.beat_due(now):
+                self._send(Ping(self._incarnation))
+
+    def close(self, reason: str) -> None:
+        """Say goodbye and end every open request as lost."""
+        if self.state is LinkState.CLOSED:
+            return
+        if self.state is LinkState.READY:
+            self._send(Bye(reason))
+        self._drop_socket()
+        self._lose(LinkState.CLOSED, reason)
+
+    # --- the socket ----------------------------------------------------------------
+
+    def _connect(self) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        # A new identity each time: a ROUTER ignores a second peer with a known one.
+        socket.identity = f"{self._frontend_id}:{secrets.token_hex(4)}".encode()
+        socket.linger = LINGER_MS
+        socket.immediate = True  # nothing queues for a worker that is not there
+        socket.sndhwm = socket.rcvhwm = SEND_QUEUE_MESSAGES
+        socket.maxmsgsize = MAX_MESSAGE_BYTES
+        socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
+        socket.heartbeat_ivl, socket.heartbeat_timeout = ZMQ_HEARTBEAT_MS
+        monitor = socket.get_monitor_socket(_MONITORED)
+        socket.connect(self.endpoint)
+        self._socket, self._monitor = socket, monitor
+        self._loop.add_reader(socket.fileno(), self._read)
+        self._loop.add_reader(monitor.fileno(), self._read_monitor)
+        # What came before the reader was there raises no edge.
+        self._loop.call_soon(self._read_monitor)
+
+    def _drop_socket(self) -> None:
+        socket, monitor = self._socket, self._monitor
+        self._socket = self._monitor = None
+        if socket is None or monitor is None:
+            return
+        self._loop.remove_reader(socket.fileno())
+        self._loop.remove_reader(monitor.fileno())
+        socket.disable_monitor()
+        monitor.close(linger=0)
+        socket.close()
+
+    def _reset(self, reason: str) -> None:
+        """Give this connection up and start a new one."""
+        self._drop_socket()
+        self._lose(LinkState.CONNECTING, reason)
+        self._connect()
+
+    def _send(self, message: FromFrontend) -> bool:
+        socket = self._socket
+        if socket is None:
+            return False
+        data = encode(message)
+        try:
+            socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        # A send can swallow the edge of a message that arrived meanwhile.
+        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self._read)
+        return True
+
+    def _read(self) -> None:
+        socket = self._socket
+        if socket is None:
+            return
+        for _ in range(MAX_READS_PER_WAKE):
+            try:
+                data = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._liveness.heard(self._loop.time())
+            try:
+                self._handle(decode_from_worker(data))
+            except RemoteProtocolError as error:
+                self.num_protocol_errors += 1
+                _log.error("worker %s broke the protocol: %s", self.worker_id, error)
+                self._reset(f"broke the protocol: {error}")
+                return
+            except ProtocolError as error:
+                self._reset(str(error))
+                return
+            if self._socket is not socket:
+                return
+        self._loop.call_soon(self._read)
+
+    def _read_monitor(self) -> None:
+        while (monitor := self._monitor) is not None:
+            try:
+                frames = monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._say_hello()
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._lose(LinkState.CONNECTING, "connection lost")
+
+    # --- messages ------------------------------------------------------------------
+
+    def _say_hello(self) -> None:
+        now = self._loop.time()
+        self._next_hello = now + HELLO_AGAIN_S
+        if self._send(Hello(PROTOCOL_VERSION, self._frontend_id, self._incarnation)):
+            self._liveness = Liveness(now)
+            self._set_state(LinkState.HELLO, "waiting for the worker's card")
+
+    def _handle(self, message: FromWorker) -> None:
+        match message:
+            case Batch():
+                self._batch(message)
+            case Load():
+                self._take_load(message)
+            case Card():
+                self._take_card(message)
+            case Refused():
+                if self.state is LinkState.READY:
+                    # The worker restarted behind the same connection, or dropped us.
+                    self._reset(f"the worker no longer knows us: {message.reason}")
+                else:
+                    self._refuse(message.reason)
+            case EngineDead():
+                _log.error("worker %s: engine died: %s", self.worker_id, message.reason)
+                self._lose(LinkState.CONNECTING, f"engine died: {message.reason}")
+
+    def _batch(self, batch: Batch) -> None:
+        ends = {end.request_id: end for end in batch.finished}
+        opened = self._open
+        for item in batch.tokens:
+            entry = opened.get(item.request_id)
+            if entry is None:
+                continue  # ended here by a loss; the worker has not heard yet
+            entry.exchange.tokens(item)
+            end = ends.pop(item.request_id, None) if ends else None
+            if end is not None:
+                entry.exchange.finished(end)
+                del opened[item.request_id]
+            entry.reply.tokens(item, end)
+        for end in ends.values():
+            entry = opened.get(end.request_id)
+            if entry is not None:
+                entry.exchange.finished(end)
+                del opened[end.request_id]
+                entry.reply.finished(end)
+
+    def _take_card(self, card: Card) -> None:
+        try:
+            self._accept(card)
+        except Incompatible as error:
+            self._refuse(str(error))
+            return
+        self.card = card
+        self.load = Load(card.incarnation)
+        self._set_state(LinkState.READY, "")
+        _log.info(
+            "worker %s (%s, %s %s) is ready at %s",
+            card.worker_id,
+            card.role.value,
+            card.engine,
+            card.engine_version,
+            self.endpoint,
+        )
+
+    def _take_load(self, load: Load) -> None:
+        if self.card is not None and load.incarnation != self.card.incarnation:
+            self._reset("the worker was restarted")
+            return
+        self.load = load
+
+    def _refuse(self, reason: str) -> None:
+        if self.reason != reason:
+            _log.error("%s: not used: %s", self.endpoint, reason)
+        self._next_hello = self._loop.time() + HELLO_AGAIN_S
+        self._set_state(LinkState.REFUSED, reason)
+
+    def _lose(self, state: LinkState, reason: str) -> None:
+        opened, self._open = self._open, {}
+        if self.state is LinkState.READY:
+            _log.warning(
+                "worker %s is lost (%s), %d requests with it",
+                self.worker_id,
+                reason,
+                len(opened),
+            )
+        worker_id = self.worker_id
+        self._set_state(state, reason)
+        for entry in opened.values():
+            entry.reply.lost(f"worker {worker_id} was lost: {reason}")
+
+    def _set_state(self, state: LinkState, reason: str) -> None:
+        self.state = state
+        self.reason = reason
+
+
+TICK_S = HEARTBEAT_INTERVAL_S / 2
+"""How often to call ``Link.tick``: a loss is seen at most this much late."""

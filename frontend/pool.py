@@ -1,0 +1,192 @@
+"""The workers this frontend knows, kept in step with what discovery finds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable
+
+import msgspec
+
+from tokenwire.protocol.errors import Incompatible
+from tokenwire.protocol.handshake import check_card, check_pair
+from tokenwire.protocol.messages import Card, JsonObject, ReleaseKV, Role
+
+from .errors import ApiError, unavailable
+from .link import TICK_S, Link, LinkState, open_context
+from .routing import choose
+
+__all__ = ["Instance", "Pool", "Route"]
+
+_log = logging.getLogger(__name__)
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Where a request goes: through ``prefill`` first, unless there is none."""
+
+    decode: Link  # a decode worker, or an aggregated one
+    prefill: Link | None = None
+
+
+class Instance(msgspec.Struct, omit_defaults=True):
+    """One worker as ``/health`` shows it."""
+
+    endpoint: str
+    state: str
+    worker_id: str = ""
+    role: str = ""
+    reason: str = ""
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    draining: bool = False
+    num_open: int = 0
+
+
+class Pool:
+    """Links to all workers, and the choice among them."""
+
+    def __init__(self, *, model: str, tokenizer_sha256: str, frontend_id: str) -> None:
+        self.model = model
+        self.frontend_id = frontend_id
+        self.incarnation = secrets.token_hex(4)
+        self._tokenizer_sha256 = tokenizer_sha256
+        self._context = open_context()
+        self._links: dict[str, Link] = {}
+
+    @property
+    def links(self) -> Iterable[Link]:
+        """Every link, usable or not."""
+        return self._links.values()
+
+    def set_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Connect to what is new, leave what is gone."""
+        wanted = dict.fromkeys(endpoints)
+        for endpoint in [known for known in self._links if known not in wanted]:
+            _log.info("worker at %s has left the list", endpoint)
+            self._links.pop(endpoint).close("the worker left the list")
+        for endpoint in wanted:
+            if endpoint not in self._links:
+                self._links[endpoint] = Link(
+                    endpoint,
+                    context=self._context,
+                    identity=(self.frontend_id, self.incarnation),
+                    accept=self._accept,
+                )
+
+    async def run(self) -> None:
+        """Keep the links alive; runs until cancelled."""
+        while True:
+            for link in list(self._links.values()):
+                link.tick()
+            await asyncio.sleep(TICK_S)
+
+    def close(self) -> None:
+        """Leave every worker."""
+        for link in self._links.values():
+            link.close("the frontend stops")
+        self._links.clear()
+        self._context.term()
+
+    def usable(self, role: Role) -> list[Link]:
+        """Return the workers of *role* that take requests."""
+        return [
+            link
+            for link in self._links.values()
+            if link.usable and link.card is not None and link.card.role is role
+        ]
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request could be served now."""
+        return bool(self.usable(Role.AGGREGATED) or self.usable(Role.DECODE))
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The smallest context length in use; None without a worker."""
+        lengths = [
+            link.card.max_model_len
+            for link in self._links.values()
+            if link.state is LinkState.READY and link.card is not None
+        ]
+        return min(lengths, default=None)
+
+    def route(self, exclude: frozenset[Link]) -> Route:
+        """Return where to send a request.
+
+        Raises:
+            ApiError: 503: no worker can take it.
+        """
+        candidates = [
+            link
+            for link in (*self.usable(Role.AGGREGATED), *self.usable(Role.DECODE))
+            if link not in exclude
+        ]
+        decode = choose(candidates)
+        if decode is None:
+            raise self._no_worker()
+        if decode in self.usable(Role.AGGREGATED):
+            return Route(decode)
+        prefill = choose(
+            [
+                link
+                for link in self.usable(Role.PREFILL)
+                if link not in exclude and _fit(link, decode)
+            ]
+        )
+        return Route(decode, prefill)
+
+    def release_kv(self, request_id: str, handover: JsonObject) -> bool:
+        """Have some decode worker free what a prefill worker holds."""
+        message = ReleaseKV(request_id, handover)
+        sent = any(link.release_kv(message) for link in self.usable(Role.DECODE))
+        if not sent:
+            _log.warning(
+                "request %s: no decode worker to release its KV through; "
+                "the prefill worker frees it when the lease ends",
+                request_id,
+            )
+        return sent
+
+    def instances(self) -> list[Instance]:
+        """Return every worker, for the operator."""
+        return [
+            Instance(
+                endpoint=link.endpoint,
+                state=link.state.value,
+                worker_id=link.card.worker_id if link.card else "",
+                role=link.card.role.value if link.card else "",
+                reason=link.reason,
+                num_running=link.load.num_running,
+                num_waiting=link.load.num_waiting,
+                kv_usage=link.load.kv_usage,
+                draining=link.load.draining,
+                num_open=link.num_open,
+            )
+            for link in self._links.values()
+        ]
+
+    def _accept(self, card: Card) -> None:
+        check_card(card, model=self.model, tokenizer_sha256=self._tokenizer_sha256)
+
+    def _no_worker(self) -> ApiError:
+        reasons = "; ".join(
+            f"{link.worker_id}: {link.reason or link.state.value}"
+            for link in self._links.values()
+            if not link.usable
+        )
+        return unavailable(
+            f"no worker can take requests now ({reasons or 'none known'})"
+        )
+
+
+def _fit(prefill: Link, decode: Link) -> bool:
+    if prefill.card is None or decode.card is None:
+        return False
+    try:
+        check_pair(prefill.card, decode.card)
+    except Incompatible as error:
+        _log.debug("%s", error)
+        return False
+    return True

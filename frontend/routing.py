@@ -1,0 +1,42 @@
+"""Which of several workers takes a request: the one with the least to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from tokenwire.protocol.messages import Load
+
+__all__ = ["Candidate", "choose", "cost"]
+
+
+class Candidate(Protocol):
+    """What the choice looks at."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests of this frontend that have not ended there."""
+        ...
+
+    @property
+    def load(self) -> Load:
+        """What the worker last said, up to a heartbeat old."""
+        ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def cost(candidate: Candidate) -> tuple[int, float]:
+    """Return how busy a worker is: requests first, used KV to break a tie.
+
+    The worker's own count includes other frontends' requests but is up to a second
+    old; this frontend's is exact. Neither can be below the truth for long, so the
+    larger one counts.
+    """
+    return max(candidate.num_open, candidate.load.num_requests), candidate.load.kv_usage
+
+
+def choose(candidates: Sequence[C]) -> C | None:
+    """Return the cheapest candidate, the first of equals; None if there is none."""
+    return min(candidates, key=cost, default=None)

@@ -1,0 +1,244 @@
+"""Sampling parameters of a request: checked, defaulted, in the engine's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from tokenwire.protocol.messages import Sampling, StructuredOutput
+
+from .errors import bad_request
+
+if TYPE_CHECKING:
+    from .schema import CommonRequest
+    from .tokenizer import TextModel
+
+__all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "make_sampling", "stop_strings"]
+
+MAX_LOGPROBS = 20
+"""OpenAI's limit of ``top_logprobs``, and vLLM's default ``max_logprobs``."""
+
+MAX_STOP_STRINGS = 16
+"""OpenAI takes 4; vLLM any number. Each costs a scan per token."""
+
+MAX_STOP_CHARS = 1_000
+"""One stop string: as much text may be held back from the client."""
+
+_SEED_BOUND = 2**63
+"""vLLM takes a signed 64-bit seed."""
+
+N = TypeVar("N", int, float)
+
+
+def make_sampling(
+    request: CommonRequest,
+    *,
+    model: TextModel,
+    max_model_len: int,
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> Sampling:
+    """Return the engine's parameters for *request*.
+
+    Args:
+        request: What the client asks.
+        model: Gives the defaults of ``generation_config.json`` and the vocabulary.
+        max_model_len: The smallest context length of the workers in use.
+        num_prompt_tokens: The prompt's length.
+        max_tokens: The client's bound under whichever name; None: what is left.
+        logprobs: Alternatives per token; None: no logprobs.
+
+    Raises:
+        ApiError: 400, with the field as ``param``.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        msg = (
+            f"This model's maximum context length is {max_model_len} tokens, the prompt "
+            f"has {num_prompt_tokens} and leaves no room for an output token"
+        )
+        raise bad_request(msg, "prompt", "context_length_exceeded")
+    if max_tokens is not None:
+        _range("max_tokens", max_tokens, 1, None)
+        if max_tokens > room:
+            msg = (
+                f"This model's maximum context length is {max_model_len} tokens, but "
+                f"{num_prompt_tokens} prompt tokens and max_tokens={max_tokens} "
+                "were asked for"
+            )
+            raise bad_request(msg, "max_tokens", "context_length_exceeded")
+    defaults = model.sampling_defaults
+    limit = max_tokens if max_tokens is not None else room
+    min_tokens = _range("min_tokens", request.min_tokens or 0, 0, None)
+    if min_tokens > limit:
+        msg = f"min_tokens={min_tokens} is above max_tokens={limit}"
+        raise bad_request(msg, "min_tokens")
+    vocab_size = model.vocab_size
+    return Sampling(
+        max_tokens=limit,
+        min_tokens=min_tokens,
+        temperature=_range(
+            "temperature",
+            _first(request.temperature, defaults.temperature, 1.0),
+            0,
+            100,
+        ),
+        top_p=_range(
+            "top_p", _first(request.top_p, defaults.top_p, 1.0), 0, 1, above=True
+        ),
+        top_k=max(
+            0, _range("top_k", _first(request.top_k, defaults.top_k, 0), -1, None)
+        ),
+        min_p=_range("min_p", _first(request.min_p, defaults.min_p, 0.0), 0, 1),
+        seed=None
+        if request.seed is None
+        else _range("seed", request.seed, -_SEED_BOUND, _SEED_BOUND - 1),
+        presence_penalty=_range(
+            "presence_penalty", _first(request.presence_penalty, 0.0), -2, 2
+        ),
+        frequency_penalty=_range(
+            "frequency_penalty", _first(request.frequency_penalty, 0.0), -2, 2
+        ),
+        repetition_penalty=_range(
+            "repetition_penalty",
+            _first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+            0,
+            None,
+            above=True,
+        ),
+        stop_token_ids=_ids("stop_token_ids", request.stop_token_ids or [], vocab_size),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        logit_bias=_logit_bias(request.logit_bias, vocab_size),
+        allowed_token_ids=None
+        if request.allowed_token_ids is None
+        else _allowed(request.allowed_token_ids, vocab_size),
+        bad_words=_bad_words(request.bad_words or []),
+        structured_output=_structured_output(request),
+    )
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Return the stop strings of a request.
+
+    Raises:
+        ApiError: 400: an empty one, too many, or one too long.
+    """
+    if stop is None:
+        return ()
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(strings) > MAX_STOP_STRINGS:
+        msg = f"{len(strings)} stop strings, the limit is {MAX_STOP_STRINGS}"
+        raise bad_request(msg, "stop")
+    for text in strings:
+        if not 0 < len(text) <= MAX_STOP_CHARS:
+            msg = f"a stop string has 1 to {MAX_STOP_CHARS} characters, not {len(text)}"
+            raise bad_request(msg, "stop")
+    return strings
+
+
+def _first(*values: N | None) -> N:
+    """Return the first value that is given; zero is a value."""
+    return next(value for value in values if value is not None)
+
+
+def _range(
+    field: str, value: N, low: float | None, high: float | None, *, above: bool = False
+) -> N:
+    """Return *value* if it is within ``low..high``; *above*: greater than *low*."""
+    too_low = low is not None and (value <= low if above else value < low)
+    if too_low or (high is not None and value > high):
+        bounds = f"{'above' if above else 'at least'} {low}" if low is not None else ""
+        if high is not None:
+            bounds += f"{' and ' if bounds else ''}at most {high}"
+        msg = f"{field} must be {bounds}, not {value}"
+        raise bad_request(msg, field)
+    return value
+
+
+def _ids(field: str, token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            msg = f"{field}: token id {token_id} is out of vocabulary (0..{vocab_size - 1})"
+            raise bad_request(msg, field)
+    return list(token_ids)
+
+
+def _allowed(token_ids: list[int], vocab_size: int) -> list[int]:
+    if not token_ids:
+        msg = "allowed_token_ids must not be empty"
+        raise bad_request(msg, "allowed_token_ids")
+    return _ids("allowed_token_ids", token_ids, vocab_size)
+
+
+def _logit_bias(
+    bias: dict[str, float] | None, vocab_size: int
+) -> dict[int, float] | None:
+    if not bias:
+        return None
+    result: dict[int, float] = {}
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdecimal():
+            msg = f"logit_bias: {key!r:.40} is not a token id"
+            raise bad_request(msg, "logit_bias")
+        [token_id] = _ids("logit_bias", [int(key[:12])], vocab_size)
+        result[token_id] = _range("logit_bias", value, -100, 100)
+    return result
+
+
+def _bad_words(words: list[str]) -> list[str]:
+    if any(not word for word in words):
+        msg = "bad_words must not contain an empty string"
+        raise bad_request(msg, "bad_words")
+    return words
+
+
+def _structured_output(request: CommonRequest) -> StructuredOutput | None:
+    """Return the grammar of ``response_format`` or ``structured_outputs``."""
+    given = request.structured_outputs
+    if request.response_format is not None:
+        if given is not None:
+            msg = "response_format and structured_outputs exclude each other"
+            raise bad_request(msg, "structured_outputs")
+        return _response_format(request.response_format)
+    if given is None:
+        return None
+    kinds = [kind for kind in given if given[kind] is not None]
+    if len(kinds) != 1 or kinds[0] not in _GRAMMARS:
+        msg = (
+            f"structured_outputs needs exactly one of {sorted(_GRAMMARS)}, got {kinds}"
+        )
+        raise bad_request(msg, "structured_outputs")
+    [kind] = kinds
+    spec = given[kind]
+    if kind == "json_object":
+        return StructuredOutput(kind)
+    if kind in {"regex", "grammar"} and not isinstance(spec, str):
+        msg = f"structured_outputs.{kind} must be a string"
+        raise bad_request(msg, f"structured_outputs.{kind}")
+    text = spec if isinstance(spec, str) else msgspec.json.encode(spec).decode()
+    return StructuredOutput(kind, text)
+
+
+_GRAMMARS = {"json", "json_object", "regex", "choice", "grammar"}
+
+
+def _response_format(given: dict[str, object]) -> StructuredOutput | None:
+    match given.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return StructuredOutput("json_object")
+        case "json_schema":
+            wrapper = given.get("json_schema")
+            schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
+            if not isinstance(schema, dict):
+                msg = "response_format.json_schema.schema must be an object"
+                raise bad_request(msg, "response_format.json_schema.schema")
+            return StructuredOutput("json", msgspec.json.encode(schema).decode())
+        case other:
+            msg = f"response_format.type must be text, json_object or json_schema, not {other!r:.40}"
+            raise bad_request(msg, "response_format.type")

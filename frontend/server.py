@@ -1,0 +1,294 @@
+"""The HTTP side: routes, errors in OpenAI's shape, admission, health."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from tokenwire.protocol.messages import Role
+
+from .calls import Call, chat_call, completion_call
+from .config import Config
+from .errors import ApiError, overloaded, unavailable
+from .link import Link
+from .metrics import CONTENT_TYPE, Metrics
+from .pool import Pool
+from .schema import ChatRequest, CompletionRequest, parse_body
+from .session import Session
+from .tokenizer import TextModel
+
+__all__ = ["Server"]
+
+_log = logging.getLogger(__name__)
+
+REQUEST_ID = "X-Request-Id"
+_REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """The routes and what they share."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: TextModel,
+        pool: Pool,
+        metrics: Metrics,
+        started: int,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._pool = pool
+        self._metrics = metrics
+        self._started = started  # Unix seconds
+        self._num_inflight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._watch()
+
+    def application(self) -> web.Application:
+        """Return the aiohttp application."""
+        app = web.Application(
+            middlewares=[self._errors], client_max_size=self._config.max_body_bytes
+        )
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model:.+}", self._one_model)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/live", self._live)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._serve_metrics)
+        return app
+
+    async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
+        """Take nothing new; wait until all requests have ended, *force*, or the bound."""
+        self._draining = True
+        _log.info(
+            "stopping: %d requests may go on for %.0f s", self._num_inflight, timeout_s
+        )
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, force)]
+        try:
+            await asyncio.wait(
+                waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._num_inflight:
+            _log.warning("%d requests did not end in time", self._num_inflight)
+
+    # --- generation ----------------------------------------------------------------
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, self._chat_call)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, self._completion_call)
+
+    async def _chat_call(self, body: bytes) -> Call:
+        return await chat_call(parse_body(body, ChatRequest), self._model, self._pool)
+
+    async def _completion_call(self, body: bytes) -> Call:
+        parsed = parse_body(body, CompletionRequest)
+        return await completion_call(parsed, self._model, self._pool)
+
+    async def _generate(
+        self, request: web.Request, prepare: Callable[[bytes], Awaitable[Call]]
+    ) -> web.StreamResponse:
+        limit = self._config.max_inflight_requests
+        if self._draining:
+            raise unavailable("this frontend is shutting down", code="draining")
+        if self._num_inflight >= limit:
+            msg = f"this frontend already serves {limit} requests"
+            raise overloaded(msg)
+        if request.content_type not in ("application/json", "application/octet-stream"):
+            msg = f"the body must be application/json, not {request.content_type}"
+            raise ApiError(415, msg)
+        self._num_inflight += 1
+        self._idle.clear()
+        try:
+            call = await prepare(await request.read())
+            self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
+            session = Session(call, self._pool, self._metrics)
+            headers = _echoed(request)
+            if not call.stream:
+                return await session.whole(headers)
+            timeout_s = self._config.client_write_timeout_s
+            return await session.streamed(request, headers, timeout_s)
+        finally:
+            self._num_inflight -= 1
+            if not self._num_inflight:
+                self._idle.set()
+
+    # --- the rest ------------------------------------------------------------------
+
+    async def _models(self, request: web.Request) -> web.Response:
+        del request
+        return _json({"object": "list", "data": [self._model_object()]})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        if name != self._pool.model:
+            msg = f"The model {name!r:.200} does not exist"
+            raise ApiError(404, msg, param="model", code="model_not_found")
+        return _json(self._model_object())
+
+    def _model_object(self) -> dict[str, object]:
+        return {
+            "id": self._pool.model,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "tokenwire",
+            "root": self._pool.model,
+            "parent": None,
+            "max_model_len": self._pool.max_model_len,
+        }
+
+    async def _live(self, request: web.Request) -> web.Response:
+        del request
+        return _json({"status": "live"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        del request
+        ready = self._pool.ready and not self._draining
+        workers = {role.value: len(self._pool.usable(role)) for role in Role}
+        return _json({"ready": ready, "workers": workers}, 200 if ready else 503)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        del request
+        ready = self._pool.ready and not self._draining
+        body = {
+            "status": "ok" if ready else "unavailable",
+            "instances": self._pool.instances(),
+        }
+        return _json(body, 200 if ready else 503)
+
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        del request
+        body = self._metrics.exposition()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    def _watch(self) -> None:
+        self._metrics.num_inflight.set_function(lambda: self._num_inflight)
+        for role in Role:
+            self._watch_role(role)
+
+    def _watch_role(self, role: Role) -> None:
+        def usable() -> list[Link]:
+            return self._pool.usable(role)
+
+        def running() -> float:
+            return sum(link.load.num_running for link in usable())
+
+        def waiting() -> float:
+            return sum(link.load.num_waiting for link in usable())
+
+        def kv_usage() -> float:
+            return max((link.load.kv_usage for link in usable()), default=0.0)
+
+        watch = self._metrics.watch
+        watch(
+            "tokenwire_workers_ready",
+            "Workers that take requests.",
+            role.value,
+            lambda: len(usable()),
+        )
+        watch(
+            "tokenwire_num_requests_running",
+            "Requests in the workers' engines, as they last said.",
+            role.value,
+            running,
+        )
+        watch(
+            "tokenwire_num_requests_waiting",
+            "Requests that wait in the workers' engines, as they last said.",
+            role.value,
+            waiting,
+        )
+        watch(
+            "tokenwire_kv_cache_usage_perc",
+            "Largest used share of a worker's KV blocks, 0..1.",
+            role.value,
+            kv_usage,
+        )
+
+    @web.middleware
+    async def _errors(
+        self, request: web.Request, handler: Handler
+    ) -> web.StreamResponse:
+        """Answer every failure in OpenAI's shape, and count every response."""
+        response: web.StreamResponse
+        try:
+            response = await handler(request)
+        except ApiError as error:
+            response = self._failure(request, error)
+        except web.HTTPException as error:
+            response = self._failure(request, _from_http(error, self._config))
+        except Exception:  # noqa: BLE001 - the one place where a bug becomes a 500
+            _log.exception("%s %s failed", request.method, request.path)
+            failed = ApiError(
+                500, "internal error; the log has it", kind="server_error"
+            )
+            response = self._failure(request, failed)
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else "unknown"
+        self._metrics.responded(route, response.status)
+        return response
+
+    def _failure(self, request: web.Request, error: ApiError) -> web.Response:
+        self._metrics.failed(error.code or error.kind)
+        return web.Response(
+            status=error.status,
+            body=error.body(),
+            content_type="application/json",
+            headers={**error.headers, **_echoed(request, check=False)},
+        )
+
+
+def _echoed(request: web.Request, *, check: bool = True) -> dict[str, str]:
+    """Return the headers that repeat the client's request id.
+
+    Raises:
+        ApiError: 400, the id has another form, and *check*.
+    """
+    value = request.headers.get(REQUEST_ID)
+    if value is None:
+        return {}
+    if _REQUEST_ID_FORM.fullmatch(value) is None:
+        if check:
+            msg = f"{REQUEST_ID} must match {_REQUEST_ID_FORM.pattern}"
+            raise ApiError(400, msg, param=REQUEST_ID)
+        return {}
+    return {REQUEST_ID: value}
+
+
+def _from_http(error: web.HTTPException, config: Config) -> ApiError:
+    """Return aiohttp's own refusals in OpenAI's shape."""
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    match error.status:
+        case 404:
+            message = "there is no such route"
+        case 405:
+            message = f"this route takes {headers.get('Allow', 'another method')}"
+        case 413:
+            message = f"the body is above the limit of {config.max_body_bytes} bytes"
+        case _:
+            message = error.text or error.reason
+    return ApiError(error.status, message, headers=headers)
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(value),
+        content_type="application/json",
+    )

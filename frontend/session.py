@@ -1,0 +1,221 @@
+"""One response: its choices run, their deltas are streamed or collected."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from tokenwire.protocol.messages import Logprobs
+
+from .calls import Call
+from .choice import Choice, Delta, joined
+from .errors import ApiError
+from .generation import End
+from .metrics import Metrics
+from .pool import Pool
+from .shapes import Finished, usage
+from .sse import DONE, EventStream, error_event
+
+__all__ = ["Session"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Collected:
+    """What one choice has brought, for a response that is not streamed."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    end: End | None = None
+
+
+class Session:
+    """Runs a call's choices and answers it once, whole or as a stream."""
+
+    def __init__(self, call: Call, pool: Pool, metrics: Metrics) -> None:
+        self._call = call
+        self._metrics = metrics
+        self._wake = asyncio.Event()
+        self._stream: EventStream | None = None
+        self._collected: list[_Collected] = []
+        self._num_running = len(call.jobs)
+        self._num_cached = 0
+        self._error: ApiError | None = None
+        self._slow = False
+        self._choices = [
+            Choice(
+                index,
+                job,
+                fold,
+                pool=pool,
+                metrics=metrics,
+                clock=time.monotonic,  # uvloop's own clock has steps of 1 ms
+                deliver=self._deliver,
+            )
+            for index, (job, fold) in enumerate(call.jobs)
+        ]
+
+    async def whole(self, headers: dict[str, str]) -> web.Response:
+        """Return the response when every choice has ended.
+
+        Raises:
+            ApiError: A choice failed; the others were cancelled.
+        """
+        self._collected = [_Collected() for _ in self._choices]
+        try:
+            self._start()
+            for choice in self._choices:
+                choice.release()
+            while self._num_running and self._error is None:
+                await self._next_wake()
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._cancel()
+        choices = [
+            Finished(
+                index,
+                "".join(one.texts),
+                one.token_ids,
+                joined(one.logprobs),
+                one.end,
+            )
+            for index, one in enumerate(self._collected)
+            if one.end is not None
+        ]
+        body = self._call.shape.response(choices, self._usage())
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    async def streamed(
+        self, request: web.Request, headers: dict[str, str], write_timeout_s: float
+    ) -> web.StreamResponse:
+        """Stream the response; returns it when all has been sent.
+
+        Raises:
+            ApiError: A choice failed before anything was sent.
+        """
+        try:
+            self._start()
+            # Nothing is sent until a token is there, so that a request which a worker
+            # refuses is answered by its status.
+            while not any(self._has_news(choice) for choice in self._choices):
+                await self._next_wake()
+            for choice in self._choices:
+                num_tokens, end = choice.waiting
+                if end is not None and end.error is not None and not num_tokens:
+                    raise end.error
+            stream = EventStream(request, headers)
+            openings = [self._call.shape.opening(c.index) for c in self._choices]
+            await stream.open(b"".join(openings))
+            self._stream = stream
+            for choice in self._choices:
+                choice.release()
+            try:
+                await self._until_sent(stream, write_timeout_s)
+            except TimeoutError:
+                _log.warning(
+                    "response %s: dropped, its client read nothing for %.0f s",
+                    self._call.response_id,
+                    write_timeout_s,
+                )
+                self._metrics.failed("slow_reader")
+                return stream.abort()
+            stream.send(self._tail())
+            return await stream.close()
+        finally:
+            self._cancel()
+
+    async def _until_sent(self, stream: EventStream, write_timeout_s: float) -> None:
+        """Wait until every choice has ended and the client keeps up."""
+        while True:
+            if self._slow:
+                await stream.drained(write_timeout_s)
+                self._slow = False
+                for choice in self._choices:
+                    choice.release()
+            elif not self._num_running or self._error is not None:
+                return
+            else:
+                await self._next_wake()
+
+    def _start(self) -> None:
+        for choice in self._choices:
+            choice.generation.start()
+
+    def _cancel(self) -> None:
+        """Stop whatever still runs (nothing, after a good end), and count."""
+        for choice in self._choices:
+            choice.generation.cancel()
+            self._metrics.generation_tokens.inc(choice.num_tokens)
+
+    def _has_news(self, choice: Choice) -> bool:
+        num_tokens, end = choice.waiting
+        return bool(num_tokens) or end is not None
+
+    async def _next_wake(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+    def _deliver(self, choice: Choice, delta: Delta) -> None:
+        """Take a choice's delta; called per token, must be cheap."""
+        stream = self._stream
+        end = delta.end
+        if stream is None:
+            if self._collected:
+                self._collect(choice, delta)
+            self._wake.set()
+            return
+        if self._error is not None:
+            return
+        if end is not None:
+            self._count_end(end)
+            if end.error is not None:
+                delta.end = None  # the error event follows in place of a finish reason
+        usage_json = b""
+        if self._call.continuous_usage:
+            usage_json = self._usage()
+        data = self._call.shape.chunk(choice.index, delta, usage_json)
+        if data and not stream.send(data):
+            self._slow = True
+            for one in self._choices:
+                one.hold()
+            self._wake.set()
+        if end is not None:
+            self._wake.set()
+
+    def _collect(self, choice: Choice, delta: Delta) -> None:
+        one = self._collected[choice.index]
+        one.texts.append(delta.text)
+        one.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            one.logprobs.append(delta.logprobs)
+        if delta.end is not None:
+            one.end = delta.end
+            self._count_end(delta.end)
+
+    def _count_end(self, end: End) -> None:
+        self._num_running -= 1
+        self._num_cached += end.num_cached_tokens
+        if end.error is not None:
+            self._error = end.error
+        else:
+            self._metrics.succeeded(end.reason.value)
+
+    def _usage(self) -> bytes:
+        num_completion = sum(choice.num_tokens for choice in self._choices)
+        return usage(self._call.num_prompt_tokens, num_completion, self._num_cached)
+
+    def _tail(self) -> bytes:
+        """Return the last events."""
+        if self._error is not None:
+            self._metrics.failed(self._error.code or self._error.kind)
+            return error_event(self._error.body()) + DONE
+        if self._call.include_usage:
+            return self._call.shape.usage_chunk(self._usage()) + DONE
+        return DONE

@@ -1,0 +1,84 @@
+"""Server-sent events straight to the transport, with back-pressure at its buffer.
+
+aiohttp's ``StreamResponse.write`` is a coroutine; awaiting it per token costs more
+than making the token's chunk. Headers, end and draining stay aiohttp's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DONE", "EventStream", "error_event"]
+
+DONE = b"data: [DONE]\n\n"
+
+
+class EventStream:
+    """An event stream to one client.
+
+    ``send`` never waits. When it answers False the client reads too slowly: hold the
+    choices, ``await drained()``, then go on.
+    """
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+        self._request = request
+        self._response = web.StreamResponse(headers=headers)
+        self._response.content_type = "text/event-stream"
+        self._response.charset = "utf-8"
+        self._response.headers["Cache-Control"] = "no-cache"
+        self._transport: asyncio.Transport | None = None
+        self._chunked = False
+
+    async def open(self, first: bytes) -> None:
+        """Send the headers and the first events."""
+        request, response = self._request, self._response
+        if request.version >= (1, 1):
+            response.enable_chunked_encoding()
+            self._chunked = True
+        await response.prepare(request)
+        await response.write(first)
+        self._transport = request.transport
+
+    def send(self, data: bytes) -> bool:
+        """Send events; returns whether the client keeps up."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return True  # the handler is about to be cancelled
+        if self._chunked:
+            data = b"%x\r\n%s\r\n" % (len(data), data)
+        transport.write(data)
+        return not self._request.protocol.writing_paused
+
+    async def drained(self, timeout_s: float) -> None:
+        """Wait until the client has read.
+
+        Raises:
+            TimeoutError: It has not within *timeout_s*.
+            ConnectionError: It is gone.
+        """
+        writer = self._response._payload_writer
+        if writer is not None:
+            async with asyncio.timeout(timeout_s):
+                await writer.drain()
+
+    async def close(self) -> web.StreamResponse:
+        """End the response; returns it for aiohttp."""
+        await self._response.write_eof()
+        return self._response
+
+    def abort(self) -> web.StreamResponse:
+        """Drop the connection of a client that does not read."""
+        if self._transport is not None:
+            self._transport.abort()
+        return self._response
+
+
+def error_event(body: bytes) -> bytes:
+    """Return the event of an error object."""
+    return b"data: " + body + b"\n\n"

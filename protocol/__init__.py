@@ -1,0 +1,1 @@
+"""The wire between frontends and workers: values and rules; no sockets, no clock."""

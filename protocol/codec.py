@@ -1,0 +1,167 @@
+"""Bytes to messages and back, typed and bounded; no I/O."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from .errors import LocalProtocolError, MalformedMessage, MessageTooLarge
+from .limits import (
+    MAX_BATCH_ITEMS,
+    MAX_CONTROL_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_REQUEST_ID_CHARS,
+)
+from .messages import (
+    Batch,
+    Cancel,
+    Finished,
+    FromFrontend,
+    FromWorker,
+    Logprobs,
+    ReleaseKV,
+    Submit,
+    Tokens,
+)
+from .tokens import TOKEN_BYTES
+
+__all__ = ["decode_from_frontend", "decode_from_worker", "encode"]
+
+T = TypeVar("T")
+
+
+def _no_extensions(code: int, _data: memoryview) -> object:
+    """Refuse msgpack extension types: JSON, which objects end up in, has no such."""
+    msg = f"extension type {code}"
+    raise MalformedMessage(msg)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_from_frontend = msgspec.msgpack.Decoder(FromFrontend, ext_hook=_no_extensions)
+_from_worker = msgspec.msgpack.Decoder(FromWorker, ext_hook=_no_extensions)
+
+
+def encode(message: FromFrontend | FromWorker) -> bytes:
+    """Return the bytes of *message*.
+
+    Raises:
+        MessageTooLarge: It is above ``MAX_MESSAGE_BYTES``, or above
+            ``MAX_CONTROL_BYTES`` and carries neither tokens nor a hand-over.
+        LocalProtocolError: It holds something msgpack has no form for, or is a Batch
+            of more than ``MAX_BATCH_ITEMS``.
+    """
+    if isinstance(message, Batch):
+        num_items = len(message.tokens) + len(message.finished)
+        if num_items > MAX_BATCH_ITEMS:
+            msg = f"a Batch of {num_items} items, the limit is {MAX_BATCH_ITEMS}"
+            raise LocalProtocolError(msg)
+    try:
+        data = _encoder.encode(message)
+    except (TypeError, OverflowError, ValueError, RecursionError) as error:
+        msg = f"{type(message).__name__} cannot be encoded: {error}"
+        raise LocalProtocolError(msg) from error
+    _check_size(message, len(data))
+    return data
+
+
+def decode_from_frontend(data: bytes | memoryview) -> FromFrontend:
+    """Return the message that a frontend sent.
+
+    Raises:
+        MessageTooLarge: *data* is above the limit of its message.
+        MalformedMessage: *data* is not such a message; the text names the field.
+    """
+    message = _decode(_from_frontend, data)
+    _check_size(message, len(data))
+    if isinstance(message, Submit):
+        _check_id(message.request_id)
+        _check_ids(message.token_ids, "$.token_ids")
+    elif isinstance(message, Cancel | ReleaseKV):
+        _check_id(message.request_id)
+    return message
+
+
+def decode_from_worker(data: bytes | memoryview) -> FromWorker:
+    """Return the message that a worker sent.
+
+    Raises:
+        MessageTooLarge: *data* is above the limit of its message.
+        MalformedMessage: *data* is not such a message; the text names the field.
+    """
+    message = _decode(_from_worker, data)
+    _check_size(message, len(data))
+    if isinstance(message, Batch):
+        num_items = len(message.tokens) + len(message.finished)
+        if num_items > MAX_BATCH_ITEMS:
+            msg = f"$: a Batch of {num_items} items, the limit is {MAX_BATCH_ITEMS}"
+            raise MalformedMessage(msg)
+        for position, item in enumerate(message.tokens):
+            _check_tokens(item, position)
+        for position, end in enumerate(message.finished):
+            _check_finished(end, f"$.finished[{position}]")
+    return message
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
+    if len(data) > MAX_MESSAGE_BYTES:
+        msg = f"{len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}"
+        raise MessageTooLarge(msg)
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedMessage(str(error)) from error
+
+
+def _check_size(message: FromFrontend | FromWorker, size: int) -> None:
+    carries = isinstance(message, Submit | ReleaseKV | Batch)
+    limit = MAX_MESSAGE_BYTES if carries else MAX_CONTROL_BYTES
+    if size > limit:
+        msg = f"{type(message).__name__} has {size} bytes, the limit is {limit}"
+        raise MessageTooLarge(msg)
+
+
+def _check_id(request_id: str) -> None:
+    if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
+        msg = f"$.request_id: {len(request_id)} characters, 1..{MAX_REQUEST_ID_CHARS}"
+        raise MalformedMessage(msg)
+
+
+def _check_ids(packed: bytes, path: str) -> None:
+    if len(packed) % TOKEN_BYTES:
+        msg = f"{path}: {len(packed)} bytes are not a whole number of ids"
+        raise MalformedMessage(msg)
+
+
+def _check_tokens(item: Tokens, position: int) -> None:
+    # Once per request and engine step, so the path is built only when it is needed.
+    size = len(item.token_ids)
+    if item.index < 0 or size % TOKEN_BYTES or not size:
+        msg = f"$.tokens[{position}]: index {item.index} with {size} bytes of ids"
+        raise MalformedMessage(msg)
+    if item.logprobs is not None:
+        path = f"$.tokens[{position}].logprobs"
+        _check_logprobs(item.logprobs, size // TOKEN_BYTES, path)
+
+
+def _check_logprobs(item: Logprobs, num_rows: int, path: str) -> None:
+    want = num_rows * item.width * TOKEN_BYTES
+    parts = (item.token_ids, item.logprobs, item.ranks)
+    if item.width < 1 or any(len(part) != want for part in parts):
+        sizes = ", ".join(str(len(part)) for part in parts)
+        msg = f"{path}: {num_rows} rows of width {item.width} in {sizes} bytes"
+        raise MalformedMessage(msg)
+
+
+def _check_finished(item: Finished, path: str) -> None:
+    for field in ("num_output_tokens", "num_prompt_tokens", "num_cached_tokens"):
+        if getattr(item, field) < 0:
+            msg = f"{path}.{field}: {getattr(item, field)}"
+            raise MalformedMessage(msg)
+    if item.prompt_token_ids is not None:
+        _check_ids(item.prompt_token_ids, f"{path}.prompt_token_ids")
+    if item.prompt_logprobs is not None:
+        num_rows = len(item.prompt_logprobs.token_ids) // (
+            TOKEN_BYTES * max(1, item.prompt_logprobs.width)
+        )
+        _check_logprobs(item.prompt_logprobs, num_rows, f"{path}.prompt_logprobs")

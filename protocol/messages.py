@@ -1,0 +1,286 @@
+"""The messages between frontend and worker: one tagged union per direction.
+
+Laws:
+- A request id is chosen by the frontend, is unique among that frontend's open
+  requests, and is never a client's string.
+- Every Submit is answered by exactly one Finished, whatever happens to the request.
+- Evolution: new fields go last and have a default; no field changes its type, its
+  meaning or its default (defaults are not sent); an unknown field is ignored; an
+  unknown message or enum member is a protocol error, so a new one needs a capability
+  in Hello or Card first. Hello, Card and Refused stay readable across
+  ``PROTOCOL_VERSION``s: they carry the sentence that names the mismatch.
+- ``token_ids`` and ``logprobs`` are packed (see ``tokens``); shapes stand beside them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Batch",
+    "Bye",
+    "Cancel",
+    "Card",
+    "EngineDead",
+    "ErrorKind",
+    "FinishReason",
+    "Finished",
+    "FromFrontend",
+    "FromWorker",
+    "Hello",
+    "JsonObject",
+    "Leg",
+    "Load",
+    "Logprobs",
+    "Ping",
+    "Refused",
+    "ReleaseKV",
+    "Role",
+    "Sampling",
+    "StructuredOutput",
+    "Submit",
+    "Tokens",
+]
+
+PROTOCOL_VERSION = 1
+"""Peers with another number refuse each other; additions do not change it."""
+
+JsonObject = dict[str, Any]
+"""A connector's own object, passed through without a look inside."""
+
+
+class Role(StrEnum):
+    """What a worker does; also what the frontend may send it."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    AGGREGATED = "aggregated"
+
+
+class Leg(StrEnum):
+    """Which part of a request this Submit is."""
+
+    FULL = "full"
+    """Prefill and decode here; nothing is handed over."""
+    PREFILL = "prefill"
+    """Compute the prompt, sample one token, keep the KV for a hand-over."""
+    DECODE = "decode"
+    """Load the prompt's KV by ``handover``, then decode."""
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; ``stop`` and ``length`` are the good ends."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    """The frontend cancelled it, or its frontend is gone."""
+    ERROR = "error"
+    """See ``Finished.error_kind``."""
+
+
+class ErrorKind(StrEnum):
+    """Whose fault a failed request is; decides the HTTP status and what is retried."""
+
+    INVALID = "invalid"
+    """The caller's: the engine refused the prompt or a parameter."""
+    BUSY = "busy"
+    """The worker is at its bound; another one, or later, may take it."""
+    DRAINING = "draining"
+    """The worker takes nothing new."""
+    HANDOVER = "handover"
+    """KV did not reach the decode worker; prefill again."""
+    ENGINE = "engine"
+    """The engine failed or died."""
+
+
+# --- frontend to worker ------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """First message on a link; answered by Card or Refused."""
+
+    protocol_version: int
+    frontend_id: str
+    incarnation: str  # new with every start of the process
+    capabilities: list[str] = []
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A grammar for the output; exactly one of ``kind`` with its text."""
+
+    kind: str  # "json" | "json_object" | "regex" | "choice" | "grammar"
+    spec: str = ""  # JSON schema, regex, JSON list of choices, or EBNF
+    whitespace_pattern: str | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sampling parameters, in vLLM's words and with vLLM's meanings."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None  # alternatives beside the sampled token
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    structured_output: StructuredOutput | None = None
+
+
+class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
+    """Run one sequence. Answered by Tokens (any number) and one Finished."""
+
+    request_id: str
+    token_ids: bytes  # (num_prompt_tokens,) packed
+    sampling: Sampling
+    leg: Leg = Leg.FULL
+    handover: JsonObject | None = None  # a prefill leg's, on Leg.DECODE
+    kv_transfer_params: JsonObject | None = None  # a client's own, where allowed
+    priority: int = 0
+    cache_salt: str | None = None
+    echo_prompt: bool = False  # send the prompt ids back on Finished
+
+
+class Cancel(msgspec.Struct, tag="cancel", frozen=True):
+    """Stop a request; its Finished still comes.
+
+    Unknown ids are ignored: the end and the cancel may cross.
+    """
+
+    request_id: str
+
+
+class ReleaseKV(msgspec.Struct, tag="release_kv", frozen=True):
+    """Free KV that a prefill worker holds for a decode leg that will not come.
+
+    Sent to any decode worker: it makes the empty read that frees the blocks.
+    """
+
+    request_id: str  # the prefill leg's
+    handover: JsonObject
+
+
+class Ping(msgspec.Struct, tag="ping", frozen=True):
+    """The frontend is alive; every ``HEARTBEAT_INTERVAL_S``."""
+
+    incarnation: str
+
+
+class Bye(msgspec.Struct, tag="bye", frozen=True):
+    """The frontend leaves: whatever it still runs is aborted."""
+
+    reason: str = ""
+
+
+FromFrontend = Hello | Submit | Cancel | ReleaseKV | Ping | Bye
+
+
+# --- worker to frontend ------------------------------------------------------------
+
+
+class Card(msgspec.Struct, tag="card", frozen=True, omit_defaults=True):
+    """Who a worker is and what it serves; the answer to Hello."""
+
+    protocol_version: int
+    worker_id: str
+    incarnation: str  # new with every start of the process
+    role: Role
+    model: str  # the served name
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    engine: str  # "vllm" | "sim"
+    engine_version: str
+    tokenizer_sha256: str = ""  # of tokenizer.json; empty: unknown
+    revision: str = ""
+    dtype: str = ""
+    connector: str = ""  # KV connector's name; empty: none
+    connector_compatibility: str = ""  # equal on both sides of a hand-over
+    max_num_seqs: int = 0
+    num_kv_blocks: int = 0
+    capabilities: list[str] = []
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True):
+    """This Hello is not accepted; *reason* is one sentence for the operator."""
+
+    reason: str
+
+
+class Logprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log probabilities of some tokens: *width* candidates each, the sampled first."""
+
+    width: int
+    token_ids: bytes  # (num_new_tokens * width,) packed u32
+    logprobs: bytes  # (num_new_tokens * width,) packed f32
+    ranks: bytes  # (num_new_tokens * width,) packed u32, 1-based
+
+
+class Tokens(msgspec.Struct, array_like=True, frozen=True):
+    """New tokens of one request."""
+
+    request_id: str
+    index: int  # absolute index of the first id among this request's output
+    token_ids: bytes  # (num_new_tokens,) packed
+    logprobs: Logprobs | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The one end of one request; nothing follows it."""
+
+    request_id: str
+    reason: FinishReason
+    num_output_tokens: int  # as many ids as Tokens carried
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    stop_reason: int | str | None = None  # the stop token that matched
+    error_kind: ErrorKind | None = None
+    error: str = ""
+    prompt_token_ids: bytes | None = None  # as the engine saw them; if echo_prompt
+    handover: JsonObject | None = None  # of Leg.PREFILL; opaque, for the decode leg
+    kv_transfer_params: JsonObject | None = None  # what a client may see
+    prompt_logprobs: Logprobs | None = None  # (num_prompt_tokens - 1) rows
+    queue_s: float = 0.0  # waiting in the worker and its engine
+    prefill_s: float = 0.0
+
+
+class Batch(msgspec.Struct, tag="batch", frozen=True):
+    """All that one engine step has for one frontend; the ends follow the tokens."""
+
+    tokens: list[Tokens] = []
+    finished: list[Finished] = []
+
+
+class Load(msgspec.Struct, tag="load", frozen=True, omit_defaults=True):
+    """The worker is alive, and how busy; every ``HEARTBEAT_INTERVAL_S``."""
+
+    incarnation: str
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0  # used share of the KV blocks, 0..1
+    num_waiting_tokens: int = 0  # prompt tokens not yet prefilled
+    draining: bool = False
+    num_requests: int = 0  # open in the worker, for all frontends
+
+
+class EngineDead(msgspec.Struct, tag="engine_dead", frozen=True):
+    """The engine died; Finished of every open request precedes it. The worker exits."""
+
+    reason: str
+
+
+FromWorker = Card | Refused | Batch | Load | EngineDead

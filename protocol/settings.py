@@ -1,0 +1,124 @@
+"""Command-line options that can also be environment variables; errors in a sentence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+__all__ = ["SettingsParser", "truth"]
+
+PREFIX = "TOKENWIRE_"
+
+
+class SettingsParser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` whose every long option also reads ``TOKENWIRE_<NAME>``.
+
+    The command line wins over the environment, also over an option that excludes it.
+    A repeatable option takes a comma-separated list from its variable. A bad value,
+    wherever it came from, ends the process with one sentence on stderr and exit code 2.
+    """
+
+    def __init__(self, *positional: Any, **options: Any) -> None:
+        # An abbreviation that works today is ambiguous after the next option.
+        options.setdefault("allow_abbrev", False)
+        options.setdefault("formatter_class", _VariableInHelp)
+        super().__init__(*positional, **options)
+        self._variables: dict[str, str] = {}  # long option: the variable it came from
+
+    def parse_settings(
+        self, arguments: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        """Return the settings from *arguments* (default: ``sys.argv``) and environment.
+
+        Raises:
+            SystemExit: 2 on a bad value, 0 after ``--help`` or ``--version``.
+        """
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        options = given[: given.index("--")] if "--" in given else given
+        decided = {option.split("=", 1)[0] for option in options}
+        for group in self._mutually_exclusive_groups:
+            names = {
+                o for action in group._group_actions for o in action.option_strings
+            }
+            if names & decided:
+                decided |= names
+        self._variables.clear()
+        from_environment: list[str] = []
+        for action in self._actions:
+            variable = _variable(action)
+            value = os.environ.get(variable, "") if variable else ""
+            if not value or decided.intersection(action.option_strings):
+                continue
+            long = _long(action)
+            self._variables[long] = variable
+            from_environment += self._as_arguments(action, long, value)
+        return self.parse_args(from_environment + given)
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with one sentence and exit code 2."""
+        for long, variable in self._variables.items():
+            if message.startswith(f"argument {long}:"):
+                message = f"{variable}{message.removeprefix(f'argument {long}')}"
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _as_arguments(
+        self, action: argparse.Action, long: str, value: str
+    ) -> list[str]:
+        """Return what *value*, from the environment, would be on the command line."""
+        if isinstance(action, argparse.BooleanOptionalAction):
+            on, off = long, f"--no-{long[2:]}"
+            return [on if self._truth(long, value) else off]
+        if action.nargs == 0:
+            return [long] if self._truth(long, value) else []
+        if isinstance(action, argparse._AppendAction):  # pyright: ignore[reportPrivateUsage] - no public name
+            parts = [part.strip() for part in value.split(",")]
+            return [f"{long}={part}" for part in parts if part]
+        return [f"{long}={value}"]
+
+    def _truth(self, long: str, value: str) -> bool:
+        try:
+            return truth(value)
+        except ValueError as error:
+            self.error(f"argument {long}: {error}")
+
+
+class _VariableInHelp(argparse.HelpFormatter):
+    """Names each option's variable behind its help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        variable = _variable(action)
+        return f"{action.help or ''} [{variable}]" if variable else action.help or ""
+
+
+def _long(action: argparse.Action) -> str:
+    return next((o for o in action.option_strings if o.startswith("--")), "")
+
+
+def _variable(action: argparse.Action) -> str:
+    """Return the variable that sets *action*, or nothing if none does.
+
+    ``--help`` and ``--version`` have none: images and charts set ``TOKENWIRE_VERSION``
+    to a number of their own.
+    """
+    long = _long(action)
+    if not long or action.dest in {"help", "version"}:
+        return ""
+    return PREFIX + long[2:].upper().replace("-", "_")
+
+
+def truth(value: str) -> bool:
+    """Return a boolean from its usual spellings.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    lowered = value.strip().lower()
+    if lowered in {"1", "true", "yes", "on"}:
+        return True
+    if lowered in {"0", "false", "no", "off"}:
+        return False
+    msg = f"invalid boolean value: {value!r}"
+    raise ValueError(msg)

@@ -1,0 +1,1 @@
+"""The process around an engine: token ids in over ZeroMQ, token ids out."""

@@ -1,0 +1,150 @@
+"""The door to an engine: token ids in, token ids out, one end per request.
+
+Laws, kept by every engine and tested on each by the same contract tests:
+- After ``submit`` returns, exactly one ``EngineFinished`` comes for that request,
+  also after ``abort`` and when the engine dies.
+- Outputs of one request come in order; nothing follows its end.
+- ``submit`` and ``abort`` never block the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tokenwire.protocol.messages import (
+    ErrorKind,
+    FinishReason,
+    JsonObject,
+    Leg,
+    Logprobs,
+    Sampling,
+)
+
+__all__ = [
+    "Engine",
+    "EngineFinished",
+    "EngineInfo",
+    "EngineLoad",
+    "EngineRequest",
+    "EngineSink",
+    "EngineStartError",
+    "EngineTokens",
+    "Progress",
+]
+
+
+@dataclass(slots=True, frozen=True)
+class EngineRequest:
+    """One sequence to run."""
+
+    request_id: str  # ours, unique within the engine
+    token_ids: list[int]  # (num_prompt_tokens,)
+    sampling: Sampling
+    leg: Leg = Leg.FULL
+    handover: JsonObject | None = None  # a prefill leg's, for Leg.DECODE
+    kv_transfer_params: JsonObject | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(slots=True)  # not frozen: one per token, and frozen ones cost 4x to make
+class EngineTokens:
+    """New tokens of one request, in order; never empty."""
+
+    request_id: str
+    token_ids: list[int]  # (num_new_tokens,)
+    logprobs: Logprobs | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class EngineFinished:
+    """The end of one request."""
+
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    stop_reason: int | str | None = None
+    error_kind: ErrorKind | None = None
+    error: str = ""
+    prompt_token_ids: list[int] = field(default_factory=list)  # as the engine saw them
+    handover: JsonObject | None = None  # of Leg.PREFILL, if KV is held
+    kv_transfer_params: JsonObject | None = None  # what a client may see
+    prompt_logprobs: Logprobs | None = None
+    queue_s: float = 0.0  # waiting inside the engine
+    prefill_s: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class EngineInfo:
+    """What an engine serves, known once it has started."""
+
+    engine: str  # "vllm" | "sim"
+    version: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_kv_blocks: int
+    max_num_seqs: int
+    dtype: str
+    connector: str = ""
+    connector_compatibility: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class EngineLoad:
+    """How busy an engine is at this moment."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0  # used share of the KV blocks, 0..1
+
+
+class EngineSink(Protocol):
+    """Who takes an engine's outputs; called on the event loop, must not block."""
+
+    def outputs(
+        self, tokens: list[EngineTokens], finished: list[EngineFinished]
+    ) -> None:
+        """Take what one step, or one wake-up, brought; the ends follow the tokens."""
+
+    def died(self, reason: str) -> None:
+        """Take note that the engine is gone; every open request has ended before."""
+
+
+Progress = Callable[[str], None]
+"""Told in a few words which phase of the start has begun."""
+
+
+class Engine(Protocol):
+    """An engine behind a worker."""
+
+    async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
+        """Load, and return what is served.
+
+        Raises:
+            EngineStartError: It cannot start; one sentence for the operator.
+        """
+        ...
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request; whatever is wrong with it arrives as its end."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request soon, with reason ``abort``; unknown ids are ignored."""
+
+    def release_kv(self, request_id: str, handover: JsonObject) -> None:
+        """On a decode engine: let the prefill engine free what it holds."""
+
+    def load(self) -> EngineLoad:
+        """Return how busy the engine is."""
+        ...
+
+    async def stop(self) -> None:
+        """Abort what runs, free everything, leave no process behind."""
+
+
+class EngineStartError(Exception):
+    """The engine could not start; the text is one sentence for the operator."""
