@@ -386,7 +386,7 @@ class Link:
 
     def _lose(self, state: LinkState, reason: str) -> None:
         opened, self._open = self._open, {}
-        if self.state is LinkState.READY:
+        if self.state is LinkState.READY and state is not LinkState.CLOSED:
             _log.warning(
                 "worker %s is lost (%s), %d requests with it",
                 self.worker_id,

@@ -1,4 +1,4 @@
-"""A model folder for tests that need text but no weights: byte-level, 512 ids."""
+"""A model folder for tests that need text but no weights: byte-level, 264 ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-VOCAB_SIZE = 512
+VOCAB_SIZE = 264
 EOS, IM_START = 2, 1
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

@@ -1,0 +1,14 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.tiny_model import write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with a tokenizer and a template, and no weights."""
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")

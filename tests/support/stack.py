@@ -1,0 +1,260 @@
+"""A whole stack in the test's own process: simulated workers, ZeroMQ, a frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from tokenwire.frontend.config import parse_config
+from tokenwire.frontend.metrics import Metrics as FrontendMetrics
+from tokenwire.frontend.pool import Pool
+from tokenwire.frontend.server import Server
+from tokenwire.frontend.tokenizer import TextModel, load_model
+from tokenwire.protocol.messages import PROTOCOL_VERSION, Card, Role
+from tokenwire.worker.link import Link
+from tokenwire.worker.metrics import Metrics as WorkerMetrics
+from tokenwire.worker.service import Bounds, Service
+from tokenwire.worker.sim.engine import SimEngine
+from tokenwire.worker.sim.options import parse_options
+
+__all__ = ["MODEL_NAME", "Event", "Reply", "SimWorker", "Stack", "eventually", "stack"]
+
+MODEL_NAME = "tiny"
+WAIT_S = 10.0  # any one condition; far above what it takes, far below the timeout
+LOOK_S = 0.01
+
+
+async def eventually(condition: Callable[[], bool], what: str = "") -> None:
+    """Return when *condition* holds; fail if it does not within ``WAIT_S``."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        msg = f"never came true: {what or condition}"
+        raise AssertionError(msg) from None
+
+
+@dataclass
+class Event:
+    """One server-sent event's JSON; None for ``[DONE]``."""
+
+    body: dict[str, Any] | None
+
+    @property
+    def nvext(self) -> dict[str, Any]:
+        """The event's nvext, empty if it has none."""
+        return (self.body or {}).get("nvext", {})
+
+
+@dataclass
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]  # names in any case
+    text: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The body, parsed."""
+        return dict(json.loads(self.text))
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object."""
+        return dict(self.json["error"])
+
+    @property
+    def events(self) -> list[Event]:
+        """The events of a stream."""
+        events: list[Event] = []
+        for block in self.text.split("\n\n")[:-1]:
+            assert block.startswith("data: "), block
+            data = block.removeprefix("data: ")
+            events.append(Event(None if data == "[DONE]" else json.loads(data)))
+        return events
+
+
+class SimWorker:
+    """A worker with the simulated engine."""
+
+    def __init__(self, model: Path, role: Role, name: str, options: Sequence[str]) -> None:
+        self.engine = SimEngine(
+            model=str(model), role=role, options=parse_options(options)
+        )
+        self.link = Link("tcp://127.0.0.1:0")
+        self._role = role
+        self._name = name
+        self._sha256 = load_model(str(model)).sha256
+        self._tick: asyncio.Task[None] | None = None
+        self.service: Service
+
+    async def start(self, **card_fields: Any) -> None:
+        """Load and listen."""
+        engine = self.engine
+        worker = self
+
+        class Sink:
+            def outputs(self, tokens: Any, finished: Any) -> None:
+                worker.service.outputs(tokens, finished)
+
+            def died(self, reason: str) -> None:
+                worker.service.died(reason)
+
+        info = await engine.start(Sink(), lambda _: None)
+        card = {
+            "protocol_version": PROTOCOL_VERSION,
+            "worker_id": self._name,
+            "incarnation": f"{self._name}-1",
+            "role": self._role,
+            "model": MODEL_NAME,
+            "max_model_len": info.max_model_len,
+            "vocab_size": info.vocab_size,
+            "block_size": info.block_size,
+            "engine": info.engine,
+            "engine_version": info.version,
+            "tokenizer_sha256": self._sha256,
+            "connector": info.connector,
+            "connector_compatibility": info.connector_compatibility,
+        }
+        self.service = Service(
+            card=Card(**{**card, **card_fields}),
+            engine=engine,
+            sender=self.link,
+            timers=asyncio.get_running_loop(),
+            metrics=WorkerMetrics(MODEL_NAME, CollectorRegistry()),
+            bounds=Bounds(
+                max_requests=1000,
+                max_queued_tokens=1_000_000,
+                heartbeat_interval_s=0.1,
+                heartbeat_timeout_s=4.0,
+            ),
+        )
+        self.link.start(self.service)
+        self._tick = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            self.service.tick()
+            await asyncio.sleep(0.05)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs, waits or holds KV."""
+        load = self.engine.load()
+        return (
+            not self.service.num_requests
+            and not load.num_running
+            and not load.num_waiting
+            and not load.kv_usage
+        )
+
+    async def stop(self) -> None:
+        """Leave nothing behind."""
+        if self._tick is not None:
+            self._tick.cancel()
+        await self.engine.stop()
+        self.link.close()
+
+
+@dataclass
+class Stack:
+    """A running stack and a client of it."""
+
+    url: str
+    pool: Pool
+    model: TextModel
+    client: aiohttp.ClientSession
+    workers: list[SimWorker] = field(default_factory=list[SimWorker])
+
+    async def post(
+        self, path: str, body: Any, headers: dict[str, str] | None = None
+    ) -> Reply:
+        """POST JSON, or bytes as they are, and read the whole answer."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        url = self.url + path
+        async with self.client.post(url, data=io.BytesIO(data), headers=sent) as answer:
+            return await _reply(answer)
+
+    async def get(self, path: str) -> Reply:
+        """GET, and read the whole answer."""
+        async with self.client.get(self.url + path) as answer:
+            return await _reply(answer)
+
+    async def complete(self, **body: Any) -> Reply:
+        """POST a completion."""
+        return await self.post("/v1/completions", body)
+
+    async def chat(self, text: str = "hello", **body: Any) -> Reply:
+        """POST a chat with one message."""
+        messages = [{"role": "user", "content": text}]
+        return await self.post("/v1/chat/completions", {"messages": messages, **body})
+
+    async def idle(self) -> None:
+        """Return when no worker has anything left."""
+        await eventually(lambda: all(w.idle for w in self.workers), "workers idle")
+
+
+async def _reply(answer: aiohttp.ClientResponse) -> Reply:
+    return Reply(answer.status, answer.headers, await answer.text())
+
+
+@contextlib.asynccontextmanager
+async def stack(
+    model: Path,
+    roles: Sequence[Role] = (Role.AGGREGATED,),
+    options: Sequence[str] = ("--step-ms", "0"),
+    arguments: Sequence[str] = (),
+) -> AsyncIterator[Stack]:
+    """Run workers of *roles* and a frontend; stop them in the end."""
+    workers = [
+        SimWorker(model, role, f"{role.value}-{n}", options)
+        for n, role in enumerate(roles)
+    ]
+    config = parse_config(
+        [
+            *("--model", str(model), "--served-model-name", MODEL_NAME),
+            *("--port", "0", "--worker", "tcp://127.0.0.1:1", *arguments),
+        ]
+    )
+    text_model = load_model(str(model))
+    pool = Pool(
+        model=MODEL_NAME, tokenizer_sha256=text_model.sha256, frontend_id="test"
+    )
+    server = Server(config, text_model, pool, FrontendMetrics(), 0)
+    runner = web.AppRunner(server.application(), handler_cancellation=True)
+    run = asyncio.create_task(pool.run())
+    try:
+        for worker in workers:
+            await worker.start()
+        pool.set_endpoints([worker.link.endpoint for worker in workers])
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        await eventually(
+            lambda: sum(len(pool.usable(role)) for role in Role) == len(workers),
+            "workers ready",
+        )
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as client:
+            url = f"http://{host}:{port}"
+            yield Stack(url, pool, text_model, client, workers)
+    finally:
+        run.cancel()
+        await runner.cleanup()
+        pool.close()
+        for worker in workers:
+            await worker.stop()
