@@ -1,0 +1,329 @@
+"""The frontend's link against a worker that breaks, in every way, what it promised."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+import zmq
+import zmq.asyncio
+from support.stack import eventually
+
+from tokenwire.frontend.link import Link, LinkState, open_context
+from tokenwire.protocol.codec import decode_from_frontend, encode
+from tokenwire.protocol.errors import Incompatible
+from tokenwire.protocol.handshake import check_card
+from tokenwire.protocol.messages import (
+    PROTOCOL_VERSION,
+    Batch,
+    Bye,
+    Cancel,
+    Card,
+    EngineDead,
+    Finished,
+    FinishReason,
+    FromFrontend,
+    FromWorker,
+    Hello,
+    Load,
+    Refused,
+    Role,
+    Sampling,
+    Submit,
+    Tokens,
+)
+from tokenwire.protocol.tokens import pack_ids
+
+CARD = Card(
+    protocol_version=PROTOCOL_VERSION,
+    worker_id="fake",
+    incarnation="1",
+    role=Role.AGGREGATED,
+    model="tiny",
+    max_model_len=100,
+    vocab_size=264,
+    block_size=16,
+    engine="sim",
+    engine_version="1",
+)
+
+
+class FakeWorker:
+    """A ROUTER that says what the test tells it to."""
+
+    def __init__(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self.peer = b""
+
+    async def receive(self, kind: type[FromFrontend]) -> FromFrontend:
+        """Return the next message of *kind*, from whoever sends it."""
+        async with asyncio.timeout(5):
+            while True:
+                peer, data = await self._socket.recv_multipart()
+                message = decode_from_frontend(data)
+                if isinstance(message, kind):
+                    self.peer = peer
+                    return message
+
+    async def send(self, *messages: FromWorker | bytes) -> None:
+        """Send messages, or bytes that are none."""
+        for message in messages:
+            data = message if isinstance(message, bytes) else encode(message)
+            await self._socket.send_multipart([self.peer, data])
+
+    def close(self) -> None:
+        """Vanish."""
+        self._socket.close()
+        self._context.term()
+
+
+@dataclass
+class Recorder:
+    """A reply that keeps what it hears."""
+
+    ids: list[int] = field(default_factory=list[int])
+    ends: list[Finished] = field(default_factory=list[Finished])
+    losses: list[str] = field(default_factory=list[str])
+
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Keep ids, and the end."""
+        self.ids += list(memoryview(item.token_ids).cast("I"))
+        if end is not None:
+            self.ends.append(end)
+
+    def finished(self, end: Finished) -> None:
+        """Keep the end."""
+        self.ends.append(end)
+
+    def lost(self, reason: str) -> None:
+        """Keep the reason."""
+        self.losses.append(reason)
+
+
+@dataclass
+class Pair:
+    """A worker and a link to it."""
+
+    worker: FakeWorker
+    link: Link
+
+    async def ready(self) -> None:
+        """Shake hands."""
+        await self.worker.receive(Hello)
+        await self.worker.send(CARD)
+        await eventually(lambda: self.link.state is LinkState.READY)
+
+    async def submit(self) -> Recorder:
+        """Submit request ``r`` and wait until the worker has it."""
+        recorder = Recorder()
+        submit = Submit("r", pack_ids([1]), Sampling(max_tokens=9))
+        self.link.submit(submit, recorder)
+        await self.worker.receive(Submit)
+        return recorder
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    accept: Callable[[Card], None] = lambda card: None,
+) -> AsyncIterator[Pair]:
+    """Give a pair before its handshake."""
+    worker = FakeWorker()
+    context = open_context()
+    link = Link(
+        worker.endpoint, context=context, identity=("test", "1"), accept=accept
+    )
+    try:
+        yield Pair(worker, link)
+    finally:
+        link.close("the test is over")
+        context.term()
+        worker.close()
+
+
+@pytest_asyncio.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """A pair that has shaken hands."""
+    async with connected() as made:
+        await made.ready()
+        yield made
+
+
+def tokens(index: int, *token_ids: int) -> Tokens:
+    """Return tokens of request ``r``."""
+    return Tokens("r", index, pack_ids(token_ids))
+
+
+def end(num_tokens: int) -> Finished:
+    """Return the end of request ``r``."""
+    return Finished("r", FinishReason.STOP, num_tokens)
+
+
+async def test_tokens_and_their_end_arrive_together(pair: Pair) -> None:
+    """An end in the batch of the last tokens is told with them, once."""
+    recorder = await pair.submit()
+
+    await pair.worker.send(Batch([tokens(0, 5, 6)]), Batch([tokens(2, 7)], [end(3)]))
+    await eventually(lambda: bool(recorder.ends))
+
+    assert recorder.ids == [5, 6, 7]
+    assert recorder.ends == [end(3)]
+    assert pair.link.num_open == 0
+
+
+BREACHES: dict[str, tuple[Batch | bytes, ...]] = {
+    "garbage": (b"\xc1garbage",),
+    "empty": (b"",),
+    "gap": (Batch([tokens(0, 5)]), Batch([tokens(2, 6)])),
+    "repeat": (Batch([tokens(0, 5)]), Batch([tokens(0, 5)])),
+    "end that counts other tokens": (Batch([tokens(0, 5)]), Batch([], [end(2)])),
+    "cut message": (encode(Batch([tokens(0, 5)]))[:-3],),
+    "half an id": (
+        encode(Batch([tokens(0, 5)])).replace(b"\xc4\x04\5\0\0\0", b"\xc4\x03\5\0\0"),
+    ),
+    "message of the other direction": (encode(Cancel("r")),),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+async def test_a_breach_loses_the_request_and_resets_the_link(
+    pair: Pair, breach: str
+) -> None:
+    """The request ends once, as lost; a new handshake follows on a new identity."""
+    recorder = await pair.submit()
+    old_peer = pair.worker.peer
+
+    await pair.worker.send(*BREACHES[breach])
+    await eventually(lambda: bool(recorder.losses))
+
+    assert len(recorder.losses) == 1
+    assert recorder.ends == []
+    assert pair.link.num_protocol_errors == 1
+    await pair.ready()
+    assert pair.worker.peer != old_peer
+
+
+async def test_what_belongs_to_no_request_is_ignored(pair: Pair) -> None:
+    """Tokens of a request that was given up do not break the link."""
+    await pair.worker.send(Batch([tokens(0, 5)], [end(1)]))
+    recorder = await pair.submit()
+    await pair.worker.send(Batch([tokens(0, 5)], [end(1)]))
+    await eventually(lambda: bool(recorder.ends))
+
+    assert pair.link.num_protocol_errors == 0
+
+
+async def test_a_cancel_reaches_the_worker_and_the_end_still_counts(pair: Pair) -> None:
+    """Cancel asks; the one Finished still comes to the reply."""
+    recorder = await pair.submit()
+    pair.link.cancel("r")
+    await pair.worker.receive(Cancel)
+    await pair.worker.send(Batch([], [Finished("r", FinishReason.ABORT, 0)]))
+
+    await eventually(lambda: bool(recorder.ends))
+    assert recorder.ends[0].reason is FinishReason.ABORT
+
+
+async def test_a_dead_engine_loses_what_is_open(pair: Pair) -> None:
+    """EngineDead ends every request of that worker and stops routing to it."""
+    recorder = await pair.submit()
+    await pair.worker.send(EngineDead("out of memory"))
+
+    await eventually(lambda: bool(recorder.losses))
+    assert "out of memory" in recorder.losses[0]
+    assert not pair.link.usable
+
+
+async def test_a_restarted_worker_is_noticed_by_its_incarnation(pair: Pair) -> None:
+    """Load from a new incarnation on an old link loses what the old one had."""
+    recorder = await pair.submit()
+    await pair.worker.send(Load("2"))
+
+    await eventually(lambda: bool(recorder.losses))
+    assert "restarted" in recorder.losses[0]
+
+
+async def test_a_vanished_worker_is_noticed_by_its_connection(pair: Pair) -> None:
+    """A closed connection is a loss at once, not after missed heartbeats."""
+    recorder = await pair.submit()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    pair.worker.close()
+    await eventually(lambda: bool(recorder.losses))
+
+    assert loop.time() - began < pair.link._liveness.timeout_s
+    with pytest.raises(ConnectionError):
+        pair.link.submit(Submit("s", pack_ids([1]), Sampling(max_tokens=1)), Recorder())
+
+
+async def test_a_silent_worker_is_lost(pair: Pair) -> None:
+    """A worker that is connected and says nothing is given up after the timeout."""
+    recorder = await pair.submit()
+    pair.link._liveness.heard(-1_000.0)
+    pair.link.tick()
+
+    assert "silent" in recorder.losses[0]
+
+
+async def test_draining_takes_nothing_new(pair: Pair) -> None:
+    """A worker that says it drains is not routed to; what runs there goes on."""
+    recorder = await pair.submit()
+    await pair.worker.send(Load("1", draining=True))
+    await eventually(lambda: not pair.link.usable)
+
+    await pair.worker.send(Batch([tokens(0, 5)], [end(1)]))
+    await eventually(lambda: bool(recorder.ends))
+
+
+async def test_close_says_goodbye_and_ends_what_is_open(pair: Pair) -> None:
+    """The worker hears Bye, the request hears its loss."""
+    recorder = await pair.submit()
+    pair.link.close("over")
+
+    assert await pair.worker.receive(Bye) == Bye("over")
+    assert recorder.losses == ["worker fake was lost: over"]
+
+
+async def test_a_refusal_is_kept_for_the_operator() -> None:
+    """What the worker says against our hello stands in the link's reason."""
+    async with connected() as pair:
+        await pair.worker.receive(Hello)
+        await pair.worker.send(Refused("frontend speaks protocol 0"))
+        await eventually(lambda: pair.link.state is LinkState.REFUSED)
+
+        assert pair.link.reason == "frontend speaks protocol 0"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"protocol_version": 99}, "speaks protocol 99"),
+        ({"model": "other"}, "serves model 'other'"),
+        ({"tokenizer_sha256": "b" * 64}, "has tokenizer bbbbbbbbbbbb"),
+    ],
+)
+async def test_an_incompatible_worker_is_refused_in_a_sentence(
+    change: dict[str, object], words: str
+) -> None:
+    """Another version, model or tokenizer is never routed to."""
+    import msgspec
+
+    def accept(card: Card) -> None:
+        check_card(card, model="tiny", tokenizer_sha256="a" * 64)
+
+    with pytest.raises(Incompatible, match=words):
+        accept(msgspec.structs.replace(CARD, **change))
+    async with connected(accept) as pair:
+        await pair.worker.receive(Hello)
+        await pair.worker.send(msgspec.structs.replace(CARD, **change))
+        await eventually(lambda: pair.link.state is LinkState.REFUSED)
+
+        assert words in pair.link.reason
+        assert not pair.link.usable

@@ -1,0 +1,157 @@
+"""Kill, freeze and stop real processes, with the simulated engine behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from support.up import Up, alive, children, until, up
+
+READY_S = 25.0
+STEP = ("--step-ms", "20")
+PAIR = {"prefill": 1, "decode": 1}
+
+
+@pytest_asyncio.fixture
+async def pair(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Up]:
+    """A prefill and a decode worker under ``tokenwire-up``."""
+    async with up(
+        tiny_model,
+        tmp_path,
+        engine="sim",
+        workers=PAIR,
+        timeout_s=READY_S,
+        engine_arguments=STEP,
+    ) as running:
+        yield running
+
+
+def body(max_tokens: int, *, stream: bool = True) -> dict[str, Any]:
+    """Return a completion request."""
+    return {"prompt": [5] * 40, "max_tokens": max_tokens, "stream": stream}
+
+
+async def post(running: Up, **fields: Any) -> tuple[int, str]:
+    """POST a completion; return status and body."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(running.url + "/v1/completions", json=body(3, stream=False) | fields) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_decode_worker_dies_or_freezes_under_a_stream(
+    pair: Up, number: signal.Signals
+) -> None:
+    """Its stream ends with an error event and [DONE] within 5 s; a new worker comes."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(pair.url + "/v1/completions", json=body(1_000)) as answer,
+    ):
+        assert b"data:" in await answer.content.readline()
+        pid = pair.kill("decode-0", number)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        rest = await answer.text()
+        took_s = loop.time() - began
+
+    *_, error, done = rest.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    parsed = json.loads(error.removeprefix("data: "))["error"]
+    assert parsed["code"] == "worker_failed"
+    assert "decode-0" in parsed["message"]
+    assert took_s < 5
+    if number is signal.SIGSTOP:
+        os.kill(pid, signal.SIGKILL)
+    await until(lambda: not alive(pid), 5, "the old worker is gone")
+    await until(lambda: pair.ready(**PAIR), READY_S, "a new worker serves")
+    assert (await post(pair))[0] == 200
+
+
+@pytest.mark.timeout(90)
+async def test_without_its_prefill_worker_a_pair_still_serves(pair: Up) -> None:
+    """The decode worker prefills what the dead prefill worker cannot."""
+    pair.kill("prefill-0")
+    await until(lambda: pair.ready(decode=1), 5, "the loss is seen")
+
+    assert (await post(pair))[0] == 200
+
+
+@pytest.mark.timeout(90)
+async def test_a_frontend_dies_and_its_requests_with_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The workers abort what a killed frontend had open, within 5 s."""
+    async with up(
+        tiny_model,
+        tmp_path,
+        engine="sim",
+        workers={"aggregated": 1},
+        timeout_s=READY_S,
+        engine_arguments=("--step-ms", "100"),
+    ) as running:
+
+        def running_requests() -> int:
+            _, health = running.get("/health")
+            if not health or not health["instances"]:
+                return -1
+            return int(health["instances"][0].get("num_running", 0))
+
+        async with aiohttp.ClientSession() as client:
+            calls = [
+                asyncio.create_task(
+                    client.post(running.url + "/v1/completions", json=body(2_000))
+                )
+                for _ in range(4)
+            ]
+            await until(lambda: running_requests() == 4, 10, "four requests run")
+            running.kill("frontend")
+            await until(lambda: running.ready(aggregated=1), READY_S, "a new frontend")
+            await until(lambda: running_requests() == 0, 5, "the requests are aborted")
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_up_leaves_no_process_behind(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C and SIGTERM end with code 0; even after kill -9 nothing is left."""
+    async with up(
+        tiny_model, tmp_path, engine="sim", workers=PAIR, timeout_s=READY_S
+    ) as running:
+        everything = children(running.process.pid)
+        assert len(everything) >= 3
+        running.process.send_signal(number)
+        async with asyncio.timeout(20):
+            code = await running.process.wait()
+        await until(lambda: not any(map(alive, everything)), 10, "all are gone")
+
+        assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
+
+
+@pytest.mark.timeout(90)
+async def test_sigterm_lets_a_stream_end(pair: Up) -> None:
+    """A frontend that is asked to stop finishes what it streams."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(pair.url + "/v1/completions", json=body(60)) as answer,
+    ):
+        assert b"data:" in await answer.content.readline()
+        pair.kill("frontend", signal.SIGTERM)
+        rest = await answer.text()
+
+    assert '"finish_reason":"length"' in rest
+    assert rest.endswith("data: [DONE]\n\n")

@@ -1,0 +1,371 @@
+"""A ``VllmEngine`` in a process of its own, driven from a test.
+
+Each engine of a pair needs its own environment and must be killable, so the engine
+runs in a child (``python -m support.vllm_engine SOCKET ROLE ARGUMENT...``) and speaks
+pickles over a Unix socket; both ends are this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from tokenwire.protocol.messages import JsonObject, Leg, Role, Sampling
+from tokenwire.protocol.tokens import TOKEN_BYTES
+from tokenwire.worker.engine import (
+    EngineFinished,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    EngineTokens,
+)
+from tokenwire.worker.vllm.engine import VllmEngine
+
+__all__ = ["MODEL", "EngineProcess", "Stream", "reference_ids"]
+
+MODEL = Path(
+    os.environ.get(
+        "TOKENWIRE_DEMO_MODEL",
+        Path.home() / ".cache" / "tokenwire" / "smollm2-135m-instruct",
+    )
+)
+ENGINE_ARGUMENTS = ["--dtype", "float32", "--max-model-len", "2048"]
+"""float32: in bf16 greedy ties flip between batch shapes."""
+
+READY_S = 180.0  # 25-40 s on two idle cores; several times that on busy ones
+ANSWER_S = 60.0  # any one answer; a test that is slower than this hangs
+
+
+@dataclass
+class Stream:
+    """What came for one request."""
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list[int])
+    batches: list[EngineTokens] = field(default_factory=list[EngineTokens])
+    num_ends: int = 0
+    first_token_at: float = 0.0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _end: EngineFinished | None = None
+
+    async def end(self) -> EngineFinished:
+        """Return the end, once it is there."""
+        await self.until(lambda: self._end is not None)
+        assert self._end is not None
+        return self._end
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until *condition* holds; it is asked after everything that comes."""
+        async with asyncio.timeout(ANSWER_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def take(self, item: EngineTokens | EngineFinished) -> None:
+        """Note what came."""
+        if isinstance(item, EngineTokens):
+            assert self._end is None, "tokens after the end"
+            self.first_token_at = self.first_token_at or time.monotonic()
+            self.token_ids += item.token_ids
+            self.batches.append(item)
+            if item.logprobs is not None:
+                rows = len(item.token_ids) * item.logprobs.width
+                assert len(item.logprobs.token_ids) == rows * TOKEN_BYTES
+        else:
+            self.num_ends += 1
+            assert self.num_ends == 1, "a second end"
+            self._end = item
+        self._changed.set()
+
+
+class EngineProcess:
+    """The parent's end: submit requests, look at the load, kill."""
+
+    def __init__(self) -> None:
+        self.info: EngineInfo
+        self.phases: list[str] = []
+        self.streams: dict[str, Stream] = {}
+        self.load_s = 0.0
+        self.died: asyncio.Future[str]
+        self._answers: asyncio.Queue[object] = asyncio.Queue()
+        self._process: asyncio.subprocess.Process
+        self._writer: asyncio.StreamWriter
+        self._reading: asyncio.Task[None]
+        self._num = 0
+
+    @classmethod
+    async def start(cls, role: Role, *arguments: str) -> EngineProcess:
+        """Start an engine and wait until it serves."""
+        self = cls()
+        began = time.monotonic()
+        self.died = asyncio.get_running_loop().create_future()
+        connected: asyncio.Future[asyncio.StreamReader] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writer = writer
+            connected.set_result(reader)
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/engine"
+            server = await asyncio.start_unix_server(accept, path)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "support.vllm_engine",
+                path,
+                role.value,
+                *ENGINE_ARGUMENTS,
+                *arguments,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                start_new_session=True,
+            )
+            async with asyncio.timeout(READY_S):
+                self._reading = asyncio.create_task(self._read(await connected))
+                answer = await self._answers.get()
+            server.close()
+        assert isinstance(answer, EngineInfo), answer
+        self.info = answer
+        self.load_s = time.monotonic() - began
+        return self
+
+    def submit(
+        self,
+        token_ids: list[int],
+        sampling: Sampling,
+        leg: Leg = Leg.FULL,
+        *,
+        handover: JsonObject | None = None,
+        cache_salt: str | None = None,
+    ) -> Stream:
+        """Submit a request under a new id."""
+        self._num += 1
+        request_id = f"r{self._num}"
+        stream = self.streams[request_id] = Stream(request_id)
+        self._send(
+            "submit",
+            EngineRequest(
+                request_id,
+                token_ids,
+                sampling,
+                leg,
+                handover=handover,
+                cache_salt=cache_salt,
+            ),
+        )
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        """Abort a request."""
+        self._send("abort", stream.request_id)
+
+    def release_kv(self, request_id: str, handover: JsonObject) -> None:
+        """Release KV held elsewhere."""
+        self._send("release_kv", request_id, handover)
+
+    async def load(self) -> EngineLoad:
+        """Return the engine's load."""
+        answer = await self._ask("load")
+        assert isinstance(answer, EngineLoad)
+        return answer
+
+    async def until_load(
+        self, condition: Callable[[EngineLoad], bool], within_s: float
+    ) -> EngineLoad:
+        """Ask for the load, over and over, until *condition* holds."""
+        async with asyncio.timeout(within_s):
+            while not condition(load := await self.load()):
+                pass
+        return load
+
+    async def process_ids(self) -> dict[str, int]:
+        """Return the engine's processes by name."""
+        answer = await self._ask("process_ids")
+        assert isinstance(answer, dict)
+        return msgspec.convert(answer, dict[str, int])
+
+    async def stop(self) -> list[int]:
+        """Stop the engine; return the ids of its processes that are still there."""
+        if self._process.returncode is not None:
+            return []
+        before = (await self.process_ids()).values()
+        self._send("stop")
+        try:
+            async with asyncio.timeout(30):
+                await self._process.wait()
+        finally:
+            if self._process.returncode is None:
+                self._process.kill()
+        await self._reading
+        self._writer.close()
+        return [pid for pid in before if _alive(pid)]
+
+    async def _ask(self, command: str) -> object:
+        self._send(command)
+        async with asyncio.timeout(ANSWER_S):
+            return await self._answers.get()
+
+    def _send(self, *command: object) -> None:
+        _write(self._writer, command)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                match await _next(reader):
+                    case "outputs", [*items]:
+                        for item in items:
+                            self.streams[item.request_id].take(item)
+                    case "progress", str(phase):
+                        self.phases.append(phase)
+                    case "died", str(reason):
+                        self.died.set_result(reason)
+                    case "answer", answer:
+                        self._answers.put_nowait(answer)
+                    case other:
+                        raise AssertionError(other)
+        self._answers.put_nowait(ConnectionError("the engine's process has ended"))
+
+
+async def reference_ids(
+    prompts: list[list[int]], max_tokens: int
+) -> list[list[int]]:
+    """Return the greedy ids of a plain ``vllm.LLM`` in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "support.vllm_engine",
+        "reference",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_PLUGINS": "",  # nothing of ours in the reference
+        },
+    )
+    async with asyncio.timeout(READY_S + ANSWER_S):
+        out, _ = await process.communicate(msgspec.json.encode((prompts, max_tokens)))
+    # vLLM logs to stdout too.
+    line = next(line for line in out.splitlines() if line.startswith(b"[["))
+    return msgspec.json.decode(line, type=list[list[int]])
+
+
+# --- the child's end -----------------------------------------------------------------
+
+
+class _Sink:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def outputs(
+        self, tokens: list[EngineTokens], finished: list[EngineFinished]
+    ) -> None:
+        _write(self._writer, ("outputs", [*tokens, *finished]))
+
+    def died(self, reason: str) -> None:
+        _write(self._writer, ("died", reason))
+
+
+async def _serve(path: str, role: Role, arguments: list[str]) -> None:
+    reader, writer = await asyncio.open_unix_connection(path)
+    engine = VllmEngine(str(MODEL), "demo", role, arguments)
+
+    def tell(kind: str, value: object) -> None:
+        _write(writer, (kind, value))
+
+    try:
+        info = await engine.start(_Sink(writer), lambda phase: tell("progress", phase))
+        tell("answer", info)
+        while True:
+            match await _next(reader):
+                case "submit", EngineRequest() as request:
+                    engine.submit(request)
+                case "abort", str(request_id):
+                    engine.abort(request_id)
+                case "release_kv", str(request_id), handover:
+                    engine.release_kv(request_id, handover)
+                case ("load",):
+                    tell("answer", engine.load())
+                case ("process_ids",):
+                    tell("answer", _process_ids())
+                case _:
+                    break
+    except Exception as error:
+        tell("answer", f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        await engine.stop()
+        writer.close()
+
+
+def _process_ids() -> dict[str, int]:
+    """Return the processes below this one: title -> id."""
+    import psutil  # noqa: PLC0415 - in the child only, where vLLM is
+
+    return {
+        f"{process.name()} {process.pid}": process.pid
+        for process in psutil.Process().children(recursive=True)
+        if "resource_tracker" not in " ".join(process.cmdline())
+    }
+
+
+def _reference() -> None:
+    from vllm import LLM, SamplingParams, TokensPrompt  # noqa: PLC0415
+
+    prompts, max_tokens = msgspec.json.decode(
+        sys.stdin.buffer.read(), type=tuple[list[list[int]], int]
+    )
+    llm = LLM(
+        str(MODEL), dtype="float32", enforce_eager=True, max_model_len=2048, seed=0
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
+    ids: list[list[int]] = []
+    for prompt in prompts:  # one by one: no batch that a stream would not have
+        (output,) = llm.generate(
+            [TokensPrompt(prompt_token_ids=prompt)], params, use_tqdm=False
+        )
+        ids.append(list(output.outputs[0].token_ids))
+    sys.stdout.write("\n" + msgspec.json.encode(ids).decode() + "\n")
+
+
+def _write(writer: asyncio.StreamWriter, value: object) -> None:
+    data = pickle.dumps(value)
+    writer.write(len(data).to_bytes(4, "big") + data)
+
+
+async def _next(reader: asyncio.StreamReader) -> object:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    return pickle.loads(await reader.readexactly(size))  # noqa: S301 - our own child
+
+
+def _alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state[0] != "Z"
+
+
+def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.argv[1] == "reference":
+        _reference()
+    else:
+        asyncio.run(_serve(sys.argv[1], Role(sys.argv[2]), sys.argv[3:]))
+
+
+if __name__ == "__main__":
+    _main()

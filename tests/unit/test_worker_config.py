@@ -1,0 +1,115 @@
+"""The worker's settings."""
+
+from __future__ import annotations
+
+import pytest
+from tokenwire.protocol.messages import Role
+from tokenwire.worker.config import parse_config
+
+LEAST = ["--role", "prefill", "--model", "m"]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROLE", "MODEL", "ENGINE", "LISTEN", "METRICS_PORT", "ENGINE_ARGS"):
+        monkeypatch.delenv(f"TOKENWIRE_{name}", raising=False)
+
+
+def test_the_least_that_must_be_said() -> None:
+    """A role and a model; all else has a default, loopback among them."""
+    config = parse_config(LEAST)
+    assert (config.engine, config.role, config.model) == ("vllm", Role.PREFILL, "m")
+    assert config.served_model_name == "m"
+    assert config.listen == "tcp://127.0.0.1:0"
+    assert config.metrics_port is None
+    assert config.announce == ""
+    assert config.worker_id.startswith("prefill-")
+    assert config.engine_args == ()
+
+
+def test_what_stands_behind_the_dashes_is_the_engine_s() -> None:
+    """Untouched, a second pair of dashes included."""
+    config = parse_config([*LEAST, "--", "--role", "x", "--", "--model"])
+    assert config.engine_args == ("--role", "x", "--", "--model")
+    assert config.role is Role.PREFILL
+
+
+def test_the_engine_s_arguments_can_come_in_one_string(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a variable can hold them; those on the command line follow."""
+    monkeypatch.setenv("TOKENWIRE_ENGINE_ARGS", "--a 'b c'")
+    assert parse_config([*LEAST, "--", "--d"]).engine_args == ("--a", "b c", "--d")
+
+
+def test_variables_serve_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line wins."""
+    monkeypatch.setenv("TOKENWIRE_ROLE", "decode")
+    monkeypatch.setenv("TOKENWIRE_MODEL", "from-environment")
+    monkeypatch.setenv("TOKENWIRE_METRICS_PORT", "0")
+    config = parse_config(["--model", "given"])
+    assert (config.role, config.model) == (Role.DECODE, "given")
+    assert config.metrics_port == 0
+
+
+def test_every_value_has_its_place() -> None:
+    """As given."""
+    config = parse_config(
+        [
+            *LEAST, "--engine=sim", "--served-model-name=n", "--listen=ipc:///tmp/x",
+            "--announce=f", "--worker-id=w", "--metrics-host=127.0.0.2",
+            "--metrics-port=9", "--max-requests=3", "--max-queued-tokens=4",
+            "--heartbeat-interval-s=0.5", "--heartbeat-timeout-s=2",
+            "--shutdown-timeout-s=0",
+        ]
+    )  # fmt: skip
+    assert (config.engine, config.served_model_name) == ("sim", "n")
+    assert (config.listen, config.announce) == ("ipc:///tmp/x", "f")
+    assert (config.worker_id, config.metrics_host) == ("w", "127.0.0.2")
+    assert (config.metrics_port, config.max_requests) == (9, 3)
+    assert config.max_queued_tokens == 4
+    assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (0.5, 2.0)
+    assert config.shutdown_timeout_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--role", "prefill"],
+        ["--role", "both", "--model", "m"],
+        ["--role", "prefill", "--model", ""],
+        [*LEAST, "--engine", "x"],
+        [*LEAST, "--listen", "127.0.0.1:5"],
+        [*LEAST, "--listen", "ipc://" + "x" * 108],
+        [*LEAST, "--metrics-port", "65536"],
+        [*LEAST, "--metrics-port", "on"],
+        [*LEAST, "--max-requests", "0"],
+        [*LEAST, "--heartbeat-timeout-s", "x"],
+        [*LEAST, "--heartbeat-timeout-s", "1"],
+        [*LEAST, "--shutdown-timeout-s", "inf"],
+        [*LEAST, "--engine-args", "'"],
+        [*LEAST, "--mod", "m"],
+        [*LEAST, "stray"],
+    ],
+)
+def test_a_bad_value_is_one_sentence_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, with the command's name."""
+    with pytest.raises(SystemExit) as stopped:
+        parse_config(arguments)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tokenwire-worker: ")
+    assert said.count("\n") == 1
+
+
+def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every option with its variable."""
+    with pytest.raises(SystemExit) as stopped:
+        parse_config(["--help"])
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    for name in ("ENGINE", "ROLE", "LISTEN", "ANNOUNCE", "METRICS_PORT", "MAX_REQUESTS"):
+        assert f"[TOKENWIRE_{name}]" in said

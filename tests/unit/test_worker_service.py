@@ -1,0 +1,579 @@
+"""The worker's desk, with a fake engine, a recording link and a clock turned by hand."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry
+from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
+from tokenwire.protocol.messages import (
+    PROTOCOL_VERSION,
+    Bye,
+    Cancel,
+    Card,
+    EngineDead,
+    ErrorKind,
+    Finished,
+    FinishReason,
+    FromFrontend,
+    Hello,
+    Leg,
+    Load,
+    Logprobs,
+    Ping,
+    Refused,
+    ReleaseKV,
+    Role,
+    Sampling,
+    Submit,
+)
+from tokenwire.protocol.tokens import pack_ids, unpack_ids
+from tokenwire.worker.admission import Bounds
+from tokenwire.worker.engine import EngineFinished, EngineLoad, EngineTokens
+from tokenwire.worker.metrics import Metrics
+from tokenwire.worker.service import ABORT_GRACE_S, MAX_FRONTENDS, Service
+
+A, B = b"frontend-a", b"frontend-b"
+
+
+def submit(
+    request_id: str = "r",
+    size: int = 3,
+    leg: Leg = Leg.FULL,
+    handover: dict[str, object] | None = None,
+    max_tokens: int = 8,
+    *,
+    echo_prompt: bool = False,
+) -> Submit:
+    return Submit(
+        request_id,
+        pack_ids(list(range(size))),
+        Sampling(max_tokens=max_tokens),
+        leg=leg,
+        handover=handover,
+        echo_prompt=echo_prompt,
+    )
+
+
+class Desk:
+    """A service with everything around it faked; *hello* peers have said hello."""
+
+    def __init__(
+        self,
+        *hello: bytes,
+        role: Role = Role.AGGREGATED,
+        max_requests: int = 100,
+        max_queued_tokens: int = 1000,
+    ) -> None:
+        self.engine = FakeEngine()
+        self.sender = RecordingSender()
+        self.timers = FakeTimers()
+        self.registry = CollectorRegistry()
+        self.card = Card(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id="w",
+            incarnation="w1",
+            role=role,
+            model="m",
+            max_model_len=100,
+            vocab_size=1000,
+            block_size=16,
+            engine="sim",
+            engine_version="1",
+        )
+        self.service = Service(
+            card=self.card,
+            engine=self.engine,
+            sender=self.sender,
+            timers=self.timers,
+            metrics=Metrics("m", self.registry),
+            bounds=Bounds(max_requests, max_queued_tokens, 1.0, 4.0),
+        )
+        for peer in hello:
+            self.say(peer, Hello(PROTOCOL_VERSION, peer.decode(), "1"))
+            self.sender.take(peer)
+
+    def say(self, peer: bytes, *messages: FromFrontend) -> None:
+        for message in messages:
+            self.service.received(peer, message)
+
+    def submit(self, request_id: str = "r", peer: bytes = A, size: int = 3) -> str:
+        """Submit a request; return the engine's id of it."""
+        self.say(peer, submit(request_id, size))
+        return self.engine.submitted[-1].request_id
+
+    def tokens(self, *new: tuple[str, list[int]]) -> None:
+        self.service.outputs([EngineTokens(name, ids) for name, ids in new], [])
+
+    def end(self, engine_id: str, reason: FinishReason = FinishReason.LENGTH) -> None:
+        self.service.outputs([], [EngineFinished(engine_id, reason)])
+
+    def ends(self, peer: bytes = A) -> list[Finished]:
+        """Let the iteration end; return the ends that were sent to *peer*."""
+        self.timers.settle()
+        return self.sender.items(peer)[1]
+
+    def metric(self, name: str, **labels: str) -> float:
+        full = f"tokenwire_worker_{name}"
+        value = self.registry.get_sample_value(full, {"model_name": "m", **labels})
+        return value or 0.0
+
+
+# -- hello ------------------------------------------------------------------------------
+
+
+def test_hello_is_answered_by_the_card_and_the_load() -> None:
+    """A router can use the worker at once."""
+    desk = Desk()
+    desk.say(A, Hello(PROTOCOL_VERSION, "a", "1"))
+    card, load = desk.sender.take(A)
+    assert card == desk.card
+    assert isinstance(load, Load)
+
+
+def test_another_protocol_version_is_refused_in_a_sentence() -> None:
+    """And the peer stays unknown."""
+    desk = Desk()
+    desk.say(A, Hello(PROTOCOL_VERSION + 1, "a", "1"), Ping("1"))
+    refused, unknown = desk.sender.take(A)
+    assert isinstance(refused, Refused)
+    assert "run the same tokenwire release" in refused.reason
+    assert unknown == Refused("say hello first")
+
+
+@pytest.mark.parametrize("message", [submit(), Cancel("r"), Ping("1")])
+def test_who_has_not_said_hello_is_told_to(message: FromFrontend) -> None:
+    """For example after the worker has given it up."""
+    desk = Desk()
+    desk.say(A, message)
+    assert desk.sender.take(A) == [Refused("say hello first")]
+    assert not desk.engine.submitted
+
+
+def test_a_second_hello_of_the_same_start_changes_nothing() -> None:
+    """It is answered again; what is open goes on."""
+    desk = Desk(A)
+    name = desk.submit()
+    desk.say(A, Hello(PROTOCOL_VERSION, "frontend-a", "1"))
+    assert desk.sender.take(A)[0] == desk.card
+    desk.tokens((name, [5]))
+    desk.timers.settle()
+    assert desk.sender.items(A)[0]
+    assert not desk.engine.aborted
+
+
+def test_a_hello_of_a_new_start_aborts_what_the_old_one_had() -> None:
+    """Nobody waits for it any more."""
+    desk = Desk(A)
+    name = desk.submit()
+    desk.say(A, Hello(PROTOCOL_VERSION, "frontend-a", "2"))
+    assert desk.engine.aborted == [name]
+    assert desk.service.num_requests == 0
+
+
+def test_the_number_of_frontends_is_bounded() -> None:
+    """The one above is refused."""
+    desk = Desk()
+    for n in range(MAX_FRONTENDS + 1):
+        desk.say(str(n).encode(), Hello(PROTOCOL_VERSION, str(n), "1"))
+    (answer,) = desk.sender.take(str(MAX_FRONTENDS).encode())
+    assert isinstance(answer, Refused)
+
+
+# -- submit -----------------------------------------------------------------------------
+
+
+def test_a_request_reaches_the_engine_as_it_was_submitted() -> None:
+    """Under an id of the worker's own, unique among all frontends."""
+    desk = Desk(A, B, role=Role.DECODE)
+    sampling = Sampling(max_tokens=5, temperature=0.0, seed=0)
+    message = Submit(
+        "r", pack_ids([7, 8]), sampling, leg=Leg.DECODE, handover={"k": [1]},
+        kv_transfer_params={"x": 1}, priority=3, cache_salt="s",
+    )  # fmt: skip
+    desk.say(A, message)
+    desk.say(B, message)
+    first, second = desk.engine.submitted
+    assert first.request_id != second.request_id
+    assert (first.token_ids, first.sampling, first.leg) == ([7, 8], sampling, Leg.DECODE)
+    assert (first.handover, first.kv_transfer_params) == ({"k": [1]}, {"x": 1})
+    assert (first.priority, first.cache_salt) == (3, "s")
+
+
+@pytest.mark.parametrize(
+    ("role", "message", "kind", "text"),
+    [
+        (Role.AGGREGATED, submit(size=0), ErrorKind.INVALID, "empty"),
+        (Role.AGGREGATED, submit(max_tokens=0), ErrorKind.INVALID, "at least 1, got 0"),
+        (
+            Role.AGGREGATED,
+            submit(size=93),
+            ErrorKind.INVALID,
+            "maximum context length is 100 tokens",
+        ),
+        (Role.AGGREGATED, submit(leg=Leg.PREFILL), ErrorKind.INVALID, "no prefill leg"),
+        (
+            Role.PREFILL,
+            submit(leg=Leg.DECODE, handover={}),
+            ErrorKind.INVALID,
+            "no decode leg",
+        ),
+        (Role.DECODE, submit(leg=Leg.PREFILL), ErrorKind.INVALID, "no prefill leg"),
+        (Role.DECODE, submit(leg=Leg.DECODE), ErrorKind.HANDOVER, "without the hand-over"),
+        (Role.PREFILL, submit(size=100, leg=Leg.PREFILL), ErrorKind.INVALID, "maximum"),
+    ],
+)
+def test_what_cannot_run_here_ends_at_once(
+    role: Role, message: Submit, kind: ErrorKind, text: str
+) -> None:
+    """The engine never sees it; the end says whose fault it is."""
+    desk = Desk(A, role=role)
+    desk.say(A, message)
+    (end,) = desk.ends()
+    assert (end.reason, end.error_kind) == (FinishReason.ERROR, kind)
+    assert text in end.error
+    assert not desk.engine.submitted
+    assert desk.metric("request_errors_total", kind=kind.value) == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "leg"),
+    [(Role.PREFILL, Leg.FULL), (Role.PREFILL, Leg.PREFILL), (Role.DECODE, Leg.FULL)],
+)
+def test_a_role_runs_what_it_can(role: Role, leg: Leg) -> None:
+    """Whole requests run everywhere; a prefill leg needs room for one token only."""
+    desk = Desk(A, role=role)
+    size = 99 if leg is Leg.PREFILL else 92
+    desk.say(A, submit(size=size, leg=leg))
+    assert len(desk.engine.submitted) == 1
+
+
+def test_an_id_that_is_open_is_not_taken_twice() -> None:
+    """By the same frontend; another one's ids are its own."""
+    desk = Desk(A, B)
+    desk.submit("r", A)
+    desk.submit("r", B)
+    desk.say(A, submit("r"))
+    (end,) = desk.ends(A)
+    assert end.error_kind is ErrorKind.INVALID
+    assert not desk.ends(B)
+    assert len(desk.engine.submitted) == 2
+
+
+def test_an_id_can_be_used_again_after_its_end() -> None:
+    """Only open ones must be unique."""
+    desk = Desk(A)
+    for _ in range(2):
+        desk.end(desk.submit("r"))
+        assert len(desk.ends()) == 1
+
+
+def test_requests_above_the_bound_are_busy() -> None:
+    """Until one ends."""
+    desk = Desk(A, max_requests=2)
+    first = desk.submit("1")
+    desk.submit("2")
+    desk.say(A, submit("3"))
+    assert [end.error_kind for end in desk.ends()] == [ErrorKind.BUSY]
+    desk.end(first)
+    desk.say(A, submit("4"))
+    assert len(desk.engine.submitted) == 3
+
+
+def test_queued_prompt_tokens_above_the_bound_are_busy() -> None:
+    """They are queued until their first output token, or their end."""
+    desk = Desk(A, max_queued_tokens=50)
+    first = desk.submit("1", size=30)
+    desk.say(A, submit("2", size=30))
+    assert [end.error_kind for end in desk.ends()] == [ErrorKind.BUSY]
+    desk.tokens((first, [5]))
+    second = desk.submit("3", size=30)
+    assert len(desk.engine.submitted) == 2
+    desk.end(second)
+    desk.submit("4", size=30)
+    assert len(desk.engine.submitted) == 3
+
+
+def test_one_prompt_above_the_bound_is_taken_when_nothing_waits() -> None:
+    """Else it would be busy for ever."""
+    desk = Desk(A, max_queued_tokens=10)
+    desk.submit("1", size=30)
+    assert len(desk.engine.submitted) == 1
+
+
+# -- outputs ----------------------------------------------------------------------------
+
+
+def test_a_step_is_one_batch_per_frontend() -> None:
+    """With all tokens and ends of the iteration, however many calls brought them."""
+    desk = Desk(A, B)
+    one, two, other = desk.submit("1"), desk.submit("2"), desk.submit("1", B)
+    desk.tokens((one, [5]), (two, [6]), (other, [7]))
+    desk.tokens((one, [8]))
+    desk.end(one)
+    desk.timers.settle()
+    (batch,) = desk.sender.batches(A)
+    sent = [(t.request_id, t.index, unpack_ids(t.token_ids)) for t in batch.tokens]
+    assert sent == [("1", 0, [5]), ("2", 0, [6]), ("1", 1, [8])]
+    assert [end.request_id for end in batch.finished] == ["1"]
+    (batch,) = desk.sender.batches(B)
+    assert [unpack_ids(t.token_ids) for t in batch.tokens] == [[7]]
+    assert desk.metric("batches_total") == 2
+    assert desk.metric("generation_tokens_total") == 4
+
+
+def test_the_index_of_tokens_is_absolute() -> None:
+    """It counts ids, not messages."""
+    desk = Desk(A)
+    name = desk.submit()
+    for ids in ([5, 6], [7], [8, 9, 10]):
+        desk.tokens((name, ids))
+        desk.timers.settle()
+    assert [item.index for item in desk.sender.items(A)[0]] == [0, 2, 3]
+
+
+def test_the_end_carries_what_the_engine_said() -> None:
+    """Field by field, and the count of the ids that were sent."""
+    desk = Desk(A)
+    desk.say(A, submit(echo_prompt=True))
+    name = desk.engine.submitted[-1].request_id
+    logprobs = Logprobs(1, pack_ids([1]), bytes(4), pack_ids([1]))
+    desk.service.outputs(
+        [EngineTokens(name, [5, 6])],
+        [
+            EngineFinished(
+                name, FinishReason.STOP, 3, 2, 6, prompt_token_ids=[0, 1, 2],
+                handover={"h": 1}, kv_transfer_params={"k": 2},
+                prompt_logprobs=logprobs, queue_s=0.5, prefill_s=0.25,
+            )
+        ],
+    )  # fmt: skip
+    assert desk.ends() == [
+        Finished(
+            "r", FinishReason.STOP, 2, 3, 2, 6, prompt_token_ids=pack_ids([0, 1, 2]),
+            handover={"h": 1}, kv_transfer_params={"k": 2}, prompt_logprobs=logprobs,
+            queue_s=0.5, prefill_s=0.25,
+        )
+    ]  # fmt: skip
+
+
+def test_the_prompt_comes_back_only_if_it_was_asked_for() -> None:
+    """It may be long."""
+    desk = Desk(A)
+    name = desk.submit()
+    end = EngineFinished(name, FinishReason.STOP, prompt_token_ids=[1, 2])
+    desk.service.outputs([], [end])
+    assert desk.ends()[0].prompt_token_ids is None
+
+
+def test_a_second_end_of_the_engine_is_not_sent() -> None:
+    """One Finished per Submit, whatever the engine does."""
+    desk = Desk(A)
+    name = desk.submit()
+    desk.end(name)
+    desk.end(name)
+    desk.tokens((name, [5]))
+    assert len(desk.ends()) == 1
+
+
+def test_an_end_that_cannot_be_encoded_is_an_error_and_not_silence() -> None:
+    """A connector's object may hold anything; the others of the batch are sent."""
+    desk = Desk(A)
+    bad, good = desk.submit("bad"), desk.submit("good")
+    desk.tokens((good, [5]))
+    end = EngineFinished(bad, FinishReason.STOP, kv_transfer_params={"x": object()})
+    desk.service.outputs([], [end, EngineFinished(good, FinishReason.STOP)])
+    ends = {end.request_id: end for end in desk.ends()}
+    assert ends["bad"].error_kind is ErrorKind.ENGINE
+    assert ends["good"].reason is FinishReason.STOP
+
+
+# -- cancel, release, loss ----------------------------------------------------------------
+
+
+def test_a_cancel_aborts_and_the_end_follows() -> None:
+    """Once, however often it is said; unknown ids are ignored."""
+    desk = Desk(A, B)
+    name = desk.submit()
+    desk.say(A, Cancel("r"), Cancel("r"), Cancel("unknown"))
+    desk.say(B, Cancel("r"))
+    assert desk.engine.aborted == [name]
+    assert not desk.ends()
+    desk.end(name, FinishReason.ABORT)
+    assert [end.reason for end in desk.ends()] == [FinishReason.ABORT]
+    assert desk.metric("request_cancels_total") == 1
+
+
+def test_an_engine_that_does_not_end_what_is_aborted_is_not_waited_for() -> None:
+    """After a grace the end is made up; the engine's own comes to nothing."""
+    desk = Desk(A)
+    name = desk.submit()
+    desk.tokens((name, [5]))
+    desk.say(A, Cancel("r"))
+    desk.timers.advance(ABORT_GRACE_S - 0.1)
+    desk.say(A, Ping("1"))
+    desk.service.tick()
+    assert not desk.ends()
+    desk.timers.advance(0.2)
+    desk.service.tick()
+    (end,) = desk.ends()
+    assert (end.reason, end.num_output_tokens) == (FinishReason.ABORT, 1)
+    desk.end(name, FinishReason.ABORT)
+    assert not desk.ends()
+
+
+def test_a_release_reaches_the_engine() -> None:
+    """With the hand-over as it is."""
+    desk = Desk(A, role=Role.DECODE)
+    desk.say(A, ReleaseKV("p", {"remote": 1}))
+    assert desk.engine.released == [("p", {"remote": 1})]
+    assert desk.metric("kv_releases_total") == 1
+
+
+def lose_by_bye(desk: Desk) -> None:
+    desk.say(A, Bye())
+
+
+def lose_by_silence(desk: Desk) -> None:
+    desk.timers.advance(4.5)
+    desk.say(B, Ping("1"))
+    desk.service.tick()
+
+
+def lose_by_send(desk: Desk) -> None:
+    desk.sender.unreachable.add(A)
+    desk.tokens((desk.engine.submitted[0].request_id, [5]))
+    desk.timers.settle()
+
+
+def lose_by_garbage(desk: Desk) -> None:
+    desk.service.broken(A, "not a message")
+
+
+@pytest.mark.parametrize(
+    "lose", [lose_by_bye, lose_by_silence, lose_by_send, lose_by_garbage]
+)
+def test_what_a_lost_frontend_had_open_is_aborted(lose: object) -> None:
+    """All of it, and nothing of another frontend's; nothing more is sent to it."""
+    desk = Desk(A, B)
+    one, two = desk.submit("1"), desk.submit("2")
+    kept = desk.submit("1", B)
+    assert callable(lose)
+    lose(desk)
+    assert desk.engine.aborted == [one, two]
+    desk.sender.unreachable.clear()
+    desk.tokens((one, [5]), (kept, [6]))
+    desk.end(one, FinishReason.ABORT)
+    desk.timers.settle()
+    assert not desk.sender.items(A)[0]
+    assert desk.sender.items(B)[0]
+    assert desk.service.num_requests == 1
+    assert desk.metric("request_cancels_total") == 2
+
+
+def test_anything_heard_keeps_a_frontend() -> None:
+    """Not only a Ping."""
+    desk = Desk(A)
+    for _ in range(5):
+        desk.timers.advance(3.0)
+        desk.say(A, Cancel("unknown"))
+        desk.service.tick()
+    desk.submit()
+    assert len(desk.engine.submitted) == 1
+
+
+def test_a_peer_that_broke_the_protocol_is_counted() -> None:
+    """Also one that never said hello."""
+    desk = Desk()
+    desk.service.broken(A, "not a message")
+    assert desk.metric("protocol_errors_total") == 1
+
+
+# -- load, death, leaving -------------------------------------------------------------------
+
+
+def test_every_frontend_hears_the_load_once_per_interval() -> None:
+    """However often the clock is looked at."""
+    desk = Desk(A, B)
+    desk.engine.current_load = EngineLoad(2, 3, 0.5)
+    desk.submit(size=7)
+    for _ in range(8):
+        desk.timers.advance(0.25)
+        desk.service.tick()
+    loads = [message for message in desk.sender.take(B) if isinstance(message, Load)]
+    assert loads[-1] == Load("w1", 2, 3, 0.5, 7, num_requests=1)
+    assert len(loads) in {2, 3}
+    assert desk.metric("num_requests_running") == 2
+    assert desk.metric("kv_cache_usage_perc") == 0.5
+
+
+def test_a_dead_engine_ends_everything_and_every_frontend_is_told() -> None:
+    """The ends first, then EngineDead; nothing is taken afterwards."""
+    desk = Desk(A, B)
+    desk.submit("1")
+    desk.tokens((desk.engine.submitted[0].request_id, [5]))
+    changes: list[str] = []
+    desk.service.on_change = lambda: changes.append("changed")
+    desk.service.died("it died")
+    *batches, dead = desk.sender.take(A)
+    assert dead == EngineDead("it died")
+    assert len(batches) == 1
+    assert desk.sender.take(B) == [EngineDead("it died")]
+    assert desk.service.dead_reason == "it died"
+    assert desk.service.num_requests == 0
+    assert changes
+    desk.say(A, submit("2"))
+    assert [end.error_kind for end in desk.ends()] == [ErrorKind.DRAINING]
+
+
+def test_a_draining_worker_says_so_and_takes_nothing_new() -> None:
+    """What runs goes on; when the last has ended, that is told."""
+    desk = Desk(A)
+    name = desk.submit()
+    changes: list[str] = []
+    desk.service.on_change = lambda: changes.append("changed")
+    desk.service.drain()
+    (load,) = desk.sender.take(A)
+    assert isinstance(load, Load)
+    assert load.draining
+    desk.say(A, submit("late"))
+    assert [end.error_kind for end in desk.ends()] == [ErrorKind.DRAINING]
+    assert not changes
+    desk.end(name)
+    assert changes == ["changed"]
+
+
+def test_leaving_cancels_and_in_the_end_makes_the_ends_up() -> None:
+    """No Submit is left without its Finished."""
+    desk = Desk(A)
+    names = [desk.submit(n) for n in "12"]
+    desk.service.cancel_all()
+    assert desk.engine.aborted == names
+    desk.end(names[0], FinishReason.ABORT)
+    desk.service.end_all()
+    ends = desk.ends()
+    assert [end.reason for end in ends] == [FinishReason.ABORT] * 2
+
+
+def test_latencies_are_observed() -> None:
+    """First token, whole request, and the hand-over of decode legs."""
+    desk = Desk(A, role=Role.DECODE)
+    desk.say(A, submit(leg=Leg.DECODE, handover={}))
+    name = desk.engine.submitted[-1].request_id
+    desk.timers.advance(0.5)
+    desk.tokens((name, [5]))
+    desk.timers.advance(1.0)
+    desk.end(name)
+    assert desk.metric("kv_handover_seconds_sum") == pytest.approx(0.5)
+    assert desk.metric("time_to_first_token_seconds_sum") == pytest.approx(0.5)
+    assert desk.metric("e2e_request_latency_seconds_sum") == pytest.approx(1.5)
+    assert desk.metric("request_success_total", finished_reason="length") == 1
+
+
+def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With the frontend's name and why."""
+    caplog.set_level(logging.INFO)
+    desk = Desk(A)
+    desk.say(A, Bye("restart"))
+    assert caplog.messages == ["frontend frontend-a is here", "frontend frontend-a is gone: restart"]
