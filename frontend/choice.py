@@ -43,6 +43,7 @@ class Choice:
         "_logprobs",
         "_metrics",
         "_token_ids",
+        "deliver_plain",
         "generation",
         "index",
         "num_tokens",
@@ -65,6 +66,8 @@ class Choice:
         self.num_tokens = 0
         """Ids delivered; equals ``usage.completion_tokens`` at the end."""
         self.started_at = clock()
+        self.deliver_plain: Callable[[Choice, str, list[int]], None] | None = None
+        """A short way for text and ids alone; not for choices with stop strings."""
         self._fold = fold
         self._deliver = deliver
         self._metrics = metrics
@@ -86,7 +89,12 @@ class Choice:
             self._metrics.time_to_first_token.observe(now - self.started_at)
         self._last_at = now
         if not self._held:
-            self._emit(token_ids, logprobs, end)
+            plain = self.deliver_plain
+            if plain is not None and end is None and logprobs is None:
+                self.num_tokens += len(token_ids)
+                plain(self, self._fold.feed(token_ids)[0], token_ids)
+            else:
+                self._emit(token_ids, logprobs, end)
             return
         self._token_ids += token_ids
         if logprobs is not None:
@@ -101,6 +109,11 @@ class Choice:
             return
         self._end = end
         self._deliver(self, NOTHING)
+
+    @property
+    def can_stop_by_text(self) -> bool:
+        """Whether text can end this choice."""
+        return self._fold.has_stop
 
     @property
     def waiting(self) -> tuple[int, End | None]:

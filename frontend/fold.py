@@ -30,6 +30,11 @@ class Fold:
         self.num_tokens = 0
 
     @property
+    def has_stop(self) -> bool:
+        """Whether there are stop strings."""
+        return self._stop is not None
+
+    @property
     def matched(self) -> str | None:
         """The stop string that ended the text."""
         return self._stop.matched if self._stop is not None else None

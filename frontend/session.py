@@ -115,6 +115,8 @@ class Session:
             await stream.open(b"".join(openings))
             self._stream = stream
             for choice in self._choices:
+                if not choice.can_stop_by_text and not self._call.continuous_usage:
+                    choice.deliver_plain = self._deliver_plain
                 choice.release()
             try:
                 await self._until_sent(stream, write_timeout_s)
@@ -182,12 +184,25 @@ class Session:
             usage_json = self._usage()
         data = self._call.shape.chunk(choice.index, delta, usage_json)
         if data and not stream.send(data):
-            self._slow = True
-            for one in self._choices:
-                one.hold()
-            self._wake.set()
+            self._hold()
         if end is not None:
             self._wake.set()
+
+    def _deliver_plain(self, choice: Choice, text: str, token_ids: list[int]) -> None:
+        """Stream text and ids, the common case of ``_deliver``."""
+        stream = self._stream
+        if stream is None or self._error is not None:
+            return
+        data = self._call.shape.plain_chunk(choice.index, text, token_ids)
+        if data and not stream.send(data):
+            self._hold()
+
+    def _hold(self) -> None:
+        """Stop sending until the client has read."""
+        self._slow = True
+        for choice in self._choices:
+            choice.hold()
+        self._wake.set()
 
     def _collect(self, choice: Choice, delta: Delta) -> None:
         one = self._collected[choice.index]

@@ -59,6 +59,10 @@ class Shape(Protocol):
         """Return the event of *delta*; empty if there is nothing to say."""
         ...
 
+    def plain_chunk(self, index: int, text: str, token_ids: list[int]) -> bytes:
+        """Return what ``chunk`` returns for text and ids alone; made for speed."""
+        ...
+
     def usage_chunk(self, usage_json: bytes) -> bytes:
         """Return the event with the usage alone."""
         ...
@@ -82,15 +86,38 @@ class _Shape:
 
     _chunk_object: str
     _object: str
+    _text_key: bytes  # what stands between a choice's index and its text
+    _plain_middle: bytes  # what stands between the text and ``nvext``
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         head = self._head(self._chunk_object)
         self._prefix = b"data: " + head + b',"choices":[{"index":'
         self._usage_prefix = b"data: " + head + b',"choices":[],"usage":'
+        self._plain_end = self._plain_middle + b"}\n\n"
         self._ids = frame.selection.completion_token_ids
         self._any_final = frame.selection.any_final
         self._text_chars: dict[int, int] = {}
+        self._plain_prefixes: dict[int, bytes] = {}
+
+    def plain_chunk(self, index: int, text: str, token_ids: list[int]) -> bytes:
+        """Return what ``chunk`` returns for text and ids alone; made for speed."""
+        if not text:
+            return self.chunk(index, Delta(text, token_ids, None, None), b"")
+        prefix = self._plain_prefixes.get(index)
+        if prefix is None:
+            prefix = self._prefix + b"%d," % index + self._text_key
+            self._plain_prefixes[index] = prefix
+        if not self._ids:
+            return b"%s%s%s" % (prefix, _json(text), self._plain_end)
+        if len(token_ids) == 1:
+            return b'%s%s%s,"nvext":{"completion_token_ids":[%d]}}\n\n' % (
+                prefix,
+                _json(text),
+                self._plain_middle,
+                token_ids[0],
+            )
+        return self.chunk(index, Delta(text, token_ids, None, None), b"")
 
     def chunk(self, index: int, delta: Delta, usage_json: bytes) -> bytes:
         """Return the event of *delta*; empty if there is nothing to say."""
@@ -197,6 +224,8 @@ class ChatShape(_Shape):
 
     _object = "chat.completion"
     _chunk_object = "chat.completion.chunk"
+    _text_key = b'"delta":{"content":'
+    _plain_middle = b'},"logprobs":null,"finish_reason":null}]'
 
     def opening(self, index: int) -> bytes:
         """Return the event that names the role."""
@@ -231,6 +260,8 @@ class CompletionShape(_Shape):
     """``text_completion``, streamed or not."""
 
     _object = _chunk_object = "text_completion"
+    _text_key = b'"text":'
+    _plain_middle = b',"logprobs":null,"finish_reason":null}]'
 
     def opening(self, index: int) -> bytes:
         """Return nothing: a completion's stream begins with its first text."""

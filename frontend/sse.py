@@ -33,6 +33,7 @@ class EventStream:
         self._response.charset = "utf-8"
         self._response.headers["Cache-Control"] = "no-cache"
         self._transport: asyncio.Transport | None = None
+        self._protocol = request.protocol
         self._chunked = False
 
     async def open(self, first: bytes) -> None:
@@ -53,7 +54,7 @@ class EventStream:
         if self._chunked:
             data = b"%x\r\n%s\r\n" % (len(data), data)
         transport.write(data)
-        return not self._request.protocol.writing_paused
+        return not self._protocol.writing_paused
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until the client has read.

@@ -419,11 +419,17 @@ added latency. Not measured here: anything on a GPU, and more than one machine.
 def main() -> None:
     """Run the benchmark and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]  # it has one
-    parser.add_argument("--model", required=True, help="model folder (tokenizer)")
+    parser.add_argument(
+        "--model",
+        default=os.environ.get("TOKENWIRE_DEMO_MODEL"),
+        help="model folder, for its tokenizer (default: $TOKENWIRE_DEMO_MODEL)",
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--output", default="docs/benchmarks.md")
     given = parser.parse_args()
+    if not given.model:
+        parser.error("--model is required")
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
     run = Run(given.model, cores, given.repeats, given.seconds)

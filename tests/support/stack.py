@@ -89,7 +89,9 @@ class Reply:
 class SimWorker:
     """A worker with the simulated engine."""
 
-    def __init__(self, model: Path, role: Role, name: str, options: Sequence[str]) -> None:
+    def __init__(
+        self, model: Path, role: Role, name: str, options: Sequence[str]
+    ) -> None:
         self.engine = SimEngine(
             model=str(model), role=role, options=parse_options(options)
         )

@@ -27,7 +27,9 @@ def tiny_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in _SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(piece, special=True) for piece in _SPECIAL]
+    )
     return tokenizer
 
 

@@ -128,7 +128,10 @@ async def up(
     """Run ``tokenwire-up`` until all workers are usable; stop it by SIGINT."""
     port = _free_port()
     log = folder / "up.log"
-    counts = [f"--{role}={workers.get(role, 0)}" for role in ("prefill", "decode", "aggregated")]
+    counts = [
+        f"--{role}={workers.get(role, 0)}"
+        for role in ("prefill", "decode", "aggregated")
+    ]
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tokenwire.deploy.up", "--engine", engine),

@@ -17,9 +17,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
+
 from tokenwire.protocol.messages import JsonObject, Leg, Role, Sampling
 from tokenwire.protocol.tokens import TOKEN_BYTES
 from tokenwire.worker.engine import (
@@ -42,8 +44,8 @@ MODEL = Path(
 ENGINE_ARGUMENTS = ["--dtype", "float32", "--max-model-len", "2048"]
 """float32: in bf16 greedy ties flip between batch shapes."""
 
-READY_S = 180.0  # 25-40 s on two idle cores; several times that on busy ones
-ANSWER_S = 60.0  # any one answer; a test that is slower than this hangs
+READY_S = 420.0  # 25-40 s on two idle cores; ten times that on busy ones
+ANSWER_S = 90.0  # any one answer; a test that is slower than this hangs
 
 
 @dataclass
@@ -225,6 +227,7 @@ class EngineProcess:
                 match await _next(reader):
                     case "outputs", [*items]:
                         for item in items:
+                            assert isinstance(item, EngineTokens | EngineFinished)
                             self.streams[item.request_id].take(item)
                     case "progress", str(phase):
                         self.phases.append(phase)
@@ -237,9 +240,7 @@ class EngineProcess:
         self._answers.put_nowait(ConnectionError("the engine's process has ended"))
 
 
-async def reference_ids(
-    prompts: list[list[int]], max_tokens: int
-) -> list[list[int]]:
+async def reference_ids(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
     """Return the greedy ids of a plain ``vllm.LLM`` in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -294,7 +295,7 @@ async def _serve(path: str, role: Role, arguments: list[str]) -> None:
                     engine.submit(request)
                 case "abort", str(request_id):
                     engine.abort(request_id)
-                case "release_kv", str(request_id), handover:
+                case "release_kv", str(request_id), dict(handover):
                     engine.release_kv(request_id, handover)
                 case ("load",):
                     tell("answer", engine.load())
@@ -312,8 +313,7 @@ async def _serve(path: str, role: Role, arguments: list[str]) -> None:
 
 def _process_ids() -> dict[str, int]:
     """Return the processes below this one: title -> id."""
-    import psutil  # noqa: PLC0415 - in the child only, where vLLM is
-
+    psutil = import_module("psutil")  # in the child only, where vLLM is
     return {
         f"{process.name()} {process.pid}": process.pid
         for process in psutil.Process().children(recursive=True)
@@ -322,7 +322,7 @@ def _process_ids() -> dict[str, int]:
 
 
 def _reference() -> None:
-    from vllm import LLM, SamplingParams, TokensPrompt  # noqa: PLC0415
+    from vllm import LLM, SamplingParams, TokensPrompt
 
     prompts, max_tokens = msgspec.json.decode(
         sys.stdin.buffer.read(), type=tuple[list[list[int]], int]

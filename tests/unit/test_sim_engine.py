@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from support.worker_fakes import FakeTimers, engine_request, start_sim
 from tokenwire.protocol.messages import (
     ErrorKind,

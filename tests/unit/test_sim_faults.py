@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tokenwire.worker.sim.faults import Fault, FaultKind, Faults, parse_fault
 
 
@@ -23,7 +24,8 @@ def test_a_spec_is_kind_value_and_count(spec: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "die", "freeze", "die@0", "slow", "slow@3", "die=1@2", "burn@1", "die@x"]
+    "spec",
+    ["", "die", "freeze", "die@0", "slow", "slow@3", "die=1@2", "burn@1", "die@x"],
 )
 def test_any_other_spec_is_refused(spec: str) -> None:
     """With the spec in the text."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from tokenwire.worker.engine import EngineStartError
 from tokenwire.worker.sim.model import read_model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tokenwire.worker.sim.faults import Fault, FaultKind
 from tokenwire.worker.sim.options import SimOptions, parse_options
 

@@ -6,6 +6,7 @@ from zlib import crc32
 
 import pytest
 from hypothesis import given, settings, strategies as st
+
 from support.worker_fakes import engine_request
 from tokenwire.protocol.messages import FinishReason, Leg, Sampling
 from tokenwire.protocol.tokens import pack_ids, unpack_floats, unpack_ids
@@ -39,7 +40,9 @@ def run(made: Sampler, count: int = 1) -> list[int]:
     return ids
 
 
-def sampled(count: int = 1, prompt: list[int] | None = None, **params: object) -> list[int]:
+def sampled(
+    count: int = 1, prompt: list[int] | None = None, **params: object
+) -> list[int]:
     sampling = Sampling(**{"max_tokens": 20, **params})  # type: ignore[arg-type]
     return run(sampler(engine_request(prompt=prompt, sampling=sampling)), count)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypothesis import given, settings, strategies as st
+
 from support.worker_fakes import RecordingSink, engine_request
 from tokenwire.protocol.messages import (
     ErrorKind,

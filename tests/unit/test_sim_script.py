@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tokenwire.worker.engine import EngineStartError
 from tokenwire.worker.sim.script import Answer, Script, ScriptEntry, read_script
 
@@ -30,9 +31,7 @@ def test_the_first_rule_that_matches_wins() -> None:
 def test_an_exact_prompt_goes_on_where_its_output_was_cut() -> None:
     """The prompt with the first scripted ids behind it is the same request, resumed."""
     entry = ScriptEntry([7, 8, 9], prompt_token_ids=[1, 2])
-    starts = {
-        size: answer(entry, [1, 2, 7, 8, 9][:size]) for size in range(2, 6)
-    }
+    starts = {size: answer(entry, [1, 2, 7, 8, 9][:size]) for size in range(2, 6)}
     assert {size: got and got.start for size, got in starts.items()} == {
         2: 0, 3: 1, 4: 2, 5: 3,
     }  # fmt: skip
@@ -71,7 +70,9 @@ def test_a_file_is_a_list_of_rules(tmp_path: Path) -> None:
     assert got == Answer([5], 0, then_eos=False)
 
 
-@pytest.mark.parametrize("text", ["{", '[{"output": [1]}]', '[{"output_token_ids": "x"}]'])
+@pytest.mark.parametrize(
+    "text", ["{", '[{"output": [1]}]', '[{"output_token_ids": "x"}]']
+)
 def test_a_file_of_another_kind_is_named(tmp_path: Path, text: str) -> None:
     """One sentence, with the path; so is a file that is not there."""
     file = tmp_path / "script.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tokenwire.protocol.messages import Role
 from tokenwire.worker.config import parse_config
 
@@ -111,5 +112,12 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
         parse_config(["--help"])
     assert stopped.value.code == 0
     said = capsys.readouterr().out
-    for name in ("ENGINE", "ROLE", "LISTEN", "ANNOUNCE", "METRICS_PORT", "MAX_REQUESTS"):
+    for name in (
+        "ENGINE",
+        "ROLE",
+        "LISTEN",
+        "ANNOUNCE",
+        "METRICS_PORT",
+        "MAX_REQUESTS",
+    ):
         assert f"[TOKENWIRE_{name}]" in said

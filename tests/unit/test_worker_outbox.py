@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.limits import MAX_BATCH_ITEMS
 from tokenwire.protocol.messages import (

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from prometheus_client import CollectorRegistry
+
 from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
 from tokenwire.protocol.messages import (
     PROTOCOL_VERSION,
@@ -196,7 +197,11 @@ def test_a_request_reaches_the_engine_as_it_was_submitted() -> None:
     desk.say(B, message)
     first, second = desk.engine.submitted
     assert first.request_id != second.request_id
-    assert (first.token_ids, first.sampling, first.leg) == ([7, 8], sampling, Leg.DECODE)
+    assert (first.token_ids, first.sampling, first.leg) == (
+        [7, 8],
+        sampling,
+        Leg.DECODE,
+    )
     assert (first.handover, first.kv_transfer_params) == ({"k": [1]}, {"x": 1})
     assert (first.priority, first.cache_salt) == (3, "s")
 
@@ -220,7 +225,12 @@ def test_a_request_reaches_the_engine_as_it_was_submitted() -> None:
             "no decode leg",
         ),
         (Role.DECODE, submit(leg=Leg.PREFILL), ErrorKind.INVALID, "no prefill leg"),
-        (Role.DECODE, submit(leg=Leg.DECODE), ErrorKind.HANDOVER, "without the hand-over"),
+        (
+            Role.DECODE,
+            submit(leg=Leg.DECODE),
+            ErrorKind.HANDOVER,
+            "without the hand-over",
+        ),
         (Role.PREFILL, submit(size=100, leg=Leg.PREFILL), ErrorKind.INVALID, "maximum"),
     ],
 )
@@ -576,4 +586,7 @@ def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     desk = Desk(A)
     desk.say(A, Bye("restart"))
-    assert caplog.messages == ["frontend frontend-a is here", "frontend frontend-a is gone: restart"]
+    assert caplog.messages == [
+        "frontend frontend-a is here",
+        "frontend frontend-a is gone: restart",
+    ]

@@ -1,0 +1,407 @@
+"""The whole stack on the real engine and the real model, as a client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+from support.up import Up, until, up
+from support.vllm_engine import MODEL, reference_ids
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+session = pytest.mark.asyncio(loop_scope="session")
+
+NAME = "smollm2"
+PAIR = {"prefill": 1, "decode": 1}
+LOAD_S = 300.0  # two engines on two cores: 60-90 s, on a busy machine several times that
+EMPTY_S = 2.0
+EOS = 2
+IDS = {"return_token_ids": True}
+LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 256, 257, 300]
+NUM_TOKENS = 12
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
+    """A prefill and a decode worker over NIXL, in fp32."""
+    async with up(
+        MODEL,
+        tmp_path_factory.mktemp("pair"),
+        engine="vllm",
+        workers=PAIR,
+        timeout_s=LOAD_S,
+        engine_arguments=("--dtype", "float32", "--max-model-len", "2048"),
+        name=NAME,
+    ) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def client(pair: Up) -> AsyncIterator[AsyncOpenAI]:
+    """The official client."""
+    async with AsyncOpenAI(
+        base_url=pair.url + "/v1", api_key="none", max_retries=0, timeout=120
+    ) as made:
+        yield made
+
+
+def prompt_of(length: int) -> list[int]:
+    """Return a prompt of *length* ids, unlike those of other lengths."""
+    return [1_000 + (length * 7_919 + n * 104_729) % 40_000 for n in range(length)]
+
+
+def metrics(running: Up) -> dict[str, dict[str, float]]:
+    """Return running, waiting and KV usage of each worker, as it says at this moment."""
+    text = (running.log.parent / "up.log").read_text()
+    found: dict[str, dict[str, float]] = {}
+    for line in text.splitlines():
+        worker, _, rest = line.strip().partition("http://")
+        worker = worker.strip()
+        if worker in {"prefill-0", "decode-0"} and rest.endswith("/metrics"):
+            with urllib.request.urlopen("http://" + rest, timeout=5) as answer:  # noqa: S310 - loopback
+                page = answer.read().decode()
+            found[worker] = {
+                name: float(line.rpartition(" ")[2])
+                for line in page.splitlines()
+                for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+                if line.startswith(f"tokenwire_worker_{name}{{")
+            }
+    assert set(found) == {"prefill-0", "decode-0"}
+    return found
+
+
+def busy(running: Up) -> float:
+    """Return the sum of everything that is zero on idle engines."""
+    return sum(sum(values.values()) for values in metrics(running).values())
+
+
+@session
+async def test_greedy_ids_equal_plain_vllm(pair: Up) -> None:
+    """Through both engines and NIXL come the ids of one engine, at every block edge."""
+    prompts = [prompt_of(length) for length in LENGTHS]
+    expected = await reference_ids(prompts, NUM_TOKENS)
+
+    got: list[list[int]] = []
+    async with aiohttp.ClientSession() as http:
+        for prompt in prompts:
+            body = {
+                "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, **IDS
+            }  # fmt: skip
+            async with http.post(pair.url + "/v1/completions", json=body) as answer:
+                nvext = (await answer.json())["nvext"]
+            assert nvext["prompt_token_ids"] == prompt
+            got.append(nvext["completion_token_ids"])
+
+    assert dict(zip(LENGTHS, got, strict=True)) == dict(
+        zip(LENGTHS, expected, strict=True)
+    )
+
+
+@session
+@pytest.mark.parametrize("max_tokens", [1, 2, 24])
+async def test_the_openai_client_chat(client: AsyncOpenAI, max_tokens: int) -> None:
+    """Chat, streamed and not: same text, same ids, the trio in its place."""
+    request: dict[str, Any] = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "Say 🙂 and name three colours."}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "extra_body": IDS,
+    }
+    whole = await client.chat.completions.create(**request)
+    ids: list[int] = []
+    text = ""
+    prompts: list[list[int]] = []
+    usage = None
+    async for chunk in await client.chat.completions.create(
+        stream=True, stream_options={"include_usage": True}, **request
+    ):
+        extra = chunk.model_extra or {}
+        if chunk.usage is not None:
+            usage = chunk.usage
+            assert "nvext" not in extra
+            continue
+        nvext = extra.get("nvext", {})
+        ids += nvext.get("completion_token_ids", [])
+        text += chunk.choices[0].delta.content or ""
+        if "prompt_token_ids" in nvext:
+            assert chunk.choices[0].finish_reason is not None
+            prompts.append(nvext["prompt_token_ids"])
+
+    nvext = (whole.model_extra or {})["nvext"]
+    assert ids == nvext["completion_token_ids"]
+    assert prompts == [nvext["prompt_token_ids"]]
+    assert text == whole.choices[0].message.content
+    assert whole.usage is not None
+    assert usage is not None
+    assert whole.usage.completion_tokens == usage.completion_tokens == len(ids)
+    assert whole.usage.prompt_tokens == len(prompts[0]) > 20
+
+
+@session
+async def test_the_openai_client_completion(client: AsyncOpenAI) -> None:
+    """Completions, streamed and not: the same, with a prompt of ids echoed exactly."""
+    prompt = prompt_of(40)
+    request: dict[str, Any] = {
+        "model": NAME,
+        "prompt": prompt,
+        "max_tokens": 20,
+        "temperature": 0,
+        "extra_body": IDS,
+    }
+    whole = await client.completions.create(**request)
+    ids: list[int] = []
+    text = ""
+    async for chunk in await client.completions.create(stream=True, **request):
+        ids += (chunk.model_extra or {}).get("nvext", {}).get("completion_token_ids", [])
+        text += chunk.choices[0].text
+
+    nvext = (whole.model_extra or {})["nvext"]
+    assert nvext["prompt_token_ids"] == prompt
+    assert nvext["completion_token_ids"] == ids
+    assert whole.choices[0].text == text
+
+
+@session
+async def test_eos_is_among_the_ids(client: AsyncOpenAI) -> None:
+    """An answer that ends by itself ends with EOS, which is counted and not shown."""
+    reply = await client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        max_tokens=200,
+        temperature=0,
+        extra_body=IDS,
+    )
+
+    ids = (reply.model_extra or {})["nvext"]["completion_token_ids"]
+    assert reply.choices[0].finish_reason == "stop"
+    assert ids[-1] == EOS
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == len(ids)
+    assert "<|im_end|>" not in (reply.choices[0].message.content or "")
+
+
+@session
+async def test_logprobs_are_one_to_one(client: AsyncOpenAI) -> None:
+    """Every id has a logprob, and greedy takes the most likely one."""
+    reply = await client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "Hello"}],
+        max_tokens=8,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+        extra_body=IDS,
+    )
+
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    ids = (reply.model_extra or {})["nvext"]["completion_token_ids"]
+    assert len(logprobs.content) == len(ids) == 8
+    for entry in logprobs.content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.logprob == entry.top_logprobs[0].logprob <= 0
+
+
+@session
+async def test_a_seed_repeats_and_json_is_json(client: AsyncOpenAI) -> None:
+    """A seeded request is repeatable; a schema holds; seed 0 is a seed."""
+
+    async def draw(seed: int) -> str:
+        reply = await client.chat.completions.create(
+            model=NAME,
+            messages=[{"role": "user", "content": "Tell me a story."}],
+            max_tokens=12,
+            temperature=1.5,
+            seed=seed,
+        )
+        return reply.choices[0].message.content or ""
+
+    assert await draw(0) == await draw(0)
+    assert await draw(0) != await draw(1)
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    reply = await client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "Is water wet? Answer in JSON."}],
+        max_tokens=40,
+        temperature=0,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": schema},
+        },
+    )
+    parsed = json.loads(reply.choices[0].message.content or "")
+    assert isinstance(parsed["ok"], bool)
+
+
+@session
+async def test_eight_streams_at_once(client: AsyncOpenAI) -> None:
+    """Eight parallel streams each get what they get alone."""
+
+    async def stream(n: int) -> list[int]:
+        ids: list[int] = []
+        async for chunk in await client.completions.create(
+            model=NAME,
+            prompt=prompt_of(20 + n),
+            max_tokens=10,
+            temperature=0,
+            stream=True,
+            extra_body=IDS,
+        ):
+            ids += (chunk.model_extra or {}).get("nvext", {}).get("completion_token_ids", [])
+        return ids
+
+    together = await asyncio.gather(*map(stream, range(8)))
+    alone = [await stream(n) for n in range(8)]
+
+    assert together == alone
+    assert all(len(ids) == 10 for ids in together)
+
+
+@session
+@pytest.mark.parametrize("stage", ["queue", "prefill", "handover", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_everything(
+    pair: Up, stage: str, stream: bool
+) -> None:
+    """Left at any stage, a request leaves no trace on either engine within 2 s."""
+    salt = f"{stage}{stream}"  # nothing of it is cached
+    long_prompt = {"queue": 1_900, "prefill": 1_900, "handover": 300, "decode": 20}[stage]
+    body = {
+        "prompt": prompt_of(long_prompt), "max_tokens": 100, "stream": stream,
+        "cache_salt": salt, "ignore_eos": True,
+    }  # fmt: skip
+    number = 40 if stage == "queue" else 1
+
+    def running(worker: str, name: str) -> bool:
+        return metrics(pair)[worker][name] > 0
+
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0)
+    ) as http:
+
+        async def call() -> None:
+            async with http.post(pair.url + "/v1/completions", json=body) as answer:
+                await answer.read()
+
+        calls = [asyncio.create_task(call()) for _ in range(number)]
+        match stage:
+            case "queue":
+                await until(
+                    lambda: running("prefill-0", "num_requests_waiting"), 20, "waiting"
+                )
+            case "prefill":
+                await until(
+                    lambda: running("prefill-0", "num_requests_running"), 20, "prefill"
+                )
+            case "handover":
+                await until(
+                    lambda: running("prefill-0", "num_requests_running"), 20, "prefill"
+                )
+                await until(
+                    lambda: not running("prefill-0", "num_requests_running"), 20, "done"
+                )
+            case _:
+                await until(
+                    lambda: running("decode-0", "num_requests_running"), 20, "decode"
+                )
+        assert not any(one.done() for one in calls)
+        for one in calls:
+            one.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    await until(lambda: busy(pair) == 0, EMPTY_S, f"empty; {metrics(pair)}")
+
+
+@session
+async def test_leaving_after_any_time_frees_everything(pair: Up) -> None:
+    """A sweep over the whole life of a request, hand-over included, leaks nothing."""
+    async with aiohttp.ClientSession() as http:
+        for n in range(20):
+            body = {"prompt": prompt_of(200 + n), "max_tokens": 50, "ignore_eos": True}
+            call = asyncio.create_task(
+                http.post(pair.url + "/v1/completions", json=body)
+            )
+            await asyncio.wait([call], timeout=0.02 * n)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+    await until(lambda: busy(pair) == 0, EMPTY_S, f"empty; {metrics(pair)}")
+
+
+@session
+async def test_nonsense_harms_nobody(pair: Up, client: AsyncOpenAI) -> None:
+    """What the engine alone can refuse is a 400, beside a stream that goes on."""
+    bad = [
+        {"prompt": "a", "structured_outputs": {"regex": "("}},
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}},
+        {"prompt": "a", "max_tokens": 5, "logit_bias": {"49151": 100}, "bad_words": ["x"]},
+    ]  # fmt: skip
+
+    async def stream() -> int:
+        number = 0
+        async for _ in await client.completions.create(
+            model=NAME, prompt="Count: one", max_tokens=40, stream=True, temperature=0
+        ):
+            number += 1
+        return number
+
+    going = asyncio.create_task(stream())
+    statuses: list[int] = []
+    async with aiohttp.ClientSession() as http:
+        for body in bad:
+            async with http.post(pair.url + "/v1/completions", json=body) as answer:
+                statuses.append(answer.status)
+                assert "error" in await answer.json() or answer.status == 200
+
+    assert statuses == [400, 400, 200]
+    assert await going > 1
+
+
+@session
+async def test_a_decode_worker_is_killed_and_comes_back(pair: Up) -> None:
+    """Its request ends within 5 s with an error event; the next worker serves."""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            pair.url + "/v1/completions",
+            json={"prompt": "Once", "max_tokens": 1_000, "stream": True, "ignore_eos": True},
+        ) as answer,
+    ):
+        assert b"data:" in await answer.content.readline()
+        pair.kill("decode-0", signal.SIGKILL)
+        began = time.monotonic()
+        rest = await answer.text()
+
+    assert time.monotonic() - began < 5
+    assert '"code":"worker_failed"' in rest
+    assert rest.endswith("data: [DONE]\n\n")
+    await until(lambda: pair.ready(**PAIR), LOAD_S, "a new decode worker serves")
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            pair.url + "/v1/completions", json={"prompt": "Once", "max_tokens": 3}
+        ) as answer,
+    ):
+        assert answer.status == 200
+
+
+def test_the_model_is_the_demo_model() -> None:
+    """The tests run on the model that `make run` serves."""
+    config = json.loads((Path(MODEL) / "config.json").read_text())
+
+    assert config["num_hidden_layers"] == 30

@@ -1,0 +1,159 @@
+"""The frontend's settings, its routing, and where workers are found."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tokenwire.frontend import discovery
+from tokenwire.frontend.config import parse_config
+from tokenwire.frontend.discovery import discover, parse_workers_file
+from tokenwire.frontend.metrics import FastHistogram, Metrics
+from tokenwire.frontend.routing import choose
+from tokenwire.protocol.messages import Load
+
+MINIMAL = ["--model", "m", "--worker", "tcp://127.0.0.1:1"]
+
+
+def test_defaults_are_loopback() -> None:
+    """Nothing listens beyond this machine unless asked to."""
+    config = parse_config(MINIMAL)
+
+    assert (config.host, config.port) == ("127.0.0.1", 8000)
+    assert config.served_model_name == "m"
+
+
+def test_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option is also a variable, a repeatable one a list."""
+    monkeypatch.setenv("TOKENWIRE_WORKER", "tcp://a:1,tcp://b:2")
+    monkeypatch.setenv("TOKENWIRE_MODEL", "m")
+
+    assert parse_config([]).workers == ("tcp://a:1", "tcp://b:2")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--model", "m"],
+        [*MINIMAL, "--workers-file", "x"],
+        [*MINIMAL, "--port", "70000"],
+        [*MINIMAL, "--port", "-1"],
+        [*MINIMAL, "--max-body-bytes", "0"],
+        [*MINIMAL, "--client-write-timeout", "nan"],
+        ["--model", "m", "--worker", "127.0.0.1:1"],
+        ["--model", "m", "--workers-dns", "name"],
+    ],
+)
+def test_a_bad_setting_is_one_sentence(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and one line on stderr."""
+    with pytest.raises(SystemExit) as caught:
+        parse_config(arguments)
+
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@dataclass
+class Worker:
+    """A candidate."""
+
+    num_open: int = 0
+    load: Load = field(default_factory=lambda: Load("1"))
+
+
+def test_the_least_busy_worker_is_chosen() -> None:
+    """By requests, ours or all; by used KV where those are equal; none of none."""
+    busy, others, free = Worker(3), Worker(0, Load("1", num_requests=9)), Worker(1)
+    full = Worker(1, Load("1", kv_usage=0.9))
+
+    assert choose([busy, others, free]) is free
+    assert choose([full, free]) is free
+    assert choose([]) is None
+
+
+def test_a_workers_file() -> None:
+    """Endpoints in order; extra keys are ignored; nonsense names its field."""
+    data = b'{"workers":[{"endpoint":"tcp://a:1","worker_id":"x"}],"more":1}'
+
+    assert parse_workers_file(data) == ["tcp://a:1"]
+    for bad in (b"{}", b"[", b'{"workers":[{"endpoint":7}]}', b"\xff"):
+        with pytest.raises(ValueError, match=r".+"):
+            parse_workers_file(bad)
+    with pytest.raises(ValueError, match="not an endpoint"):
+        parse_workers_file(b'{"workers":[{"endpoint":"http://a"}]}')
+
+
+async def test_a_watched_file_is_followed_and_never_emptied_by_accident(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes are reported; a broken or missing file keeps what was known."""
+    monkeypatch.setattr(discovery, "FILE_POLL_S", 0.001)
+    file = tmp_path / "workers.json"
+    reports: asyncio.Queue[list[str]] = asyncio.Queue()
+    config = parse_config(["--model", "m", "--workers-file", str(file)])
+    task = asyncio.create_task(discover(config, reports.put_nowait))
+    try:
+        for content, expected in (
+            ('{"workers":[{"endpoint":"tcp://a:1"}]}', ["tcp://a:1"]),
+            ('{"workers":[', None),
+            ('{"workers":[{"endpoint":"tcp://b:22"}]}', ["tcp://b:22"]),
+        ):
+            file.write_text(content)
+            if expected is not None:
+                assert await asyncio.wait_for(reports.get(), 5) == expected
+        assert reports.empty()
+    finally:
+        task.cancel()
+
+
+async def test_a_name_is_resolved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name's addresses are the workers; a change of them is reported."""
+    monkeypatch.setattr(discovery, "DNS_POLL_S", 0.001)
+    answers = [["10.0.0.2", "10.0.0.1"], ["10.0.0.2", "10.0.0.1"], ["10.0.0.3", "::1"]]
+    loop = asyncio.get_running_loop()
+
+    async def resolve(name: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        assert name == "workers"
+        addresses = answers.pop(0) if len(answers) > 1 else answers[0]
+        return [(0, 0, 0, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(loop, "getaddrinfo", resolve, raising=False)
+    reports: asyncio.Queue[list[str]] = asyncio.Queue()
+    config = parse_config(["--model", "m", "--workers-dns", "workers:5"])
+    task = asyncio.create_task(discover(config, reports.put_nowait))
+    try:
+        first = await asyncio.wait_for(reports.get(), 5)
+        second = await asyncio.wait_for(reports.get(), 5)
+    finally:
+        task.cancel()
+
+    assert first == ["tcp://10.0.0.1:5", "tcp://10.0.0.2:5"]
+    assert second == ["tcp://10.0.0.3:5", "tcp://[::1]:5"]
+
+
+def test_histograms_are_cumulative() -> None:
+    """A bound counts what is at most as large, as Prometheus wants it."""
+    histogram = FastHistogram([1.0, 2.0])
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+
+    assert histogram.buckets() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
+    assert histogram.total == 12.0
+
+
+def test_the_exposition_names_what_vllm_names() -> None:
+    """One dashboard serves both."""
+    page = Metrics().exposition().decode()
+
+    for name in (
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+    ):
+        assert f"tokenwire_{name}_bucket" in page

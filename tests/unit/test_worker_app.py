@@ -1,0 +1,270 @@
+"""The life of a worker process, from its first line to its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tokenwire.protocol.codec import decode_from_worker, encode
+from tokenwire.protocol.messages import (
+    PROTOCOL_VERSION,
+    Batch,
+    Card,
+    EngineDead,
+    ErrorKind,
+    Finished,
+    FinishReason,
+    FromWorker,
+    Hello,
+    Role,
+    Sampling,
+    Submit,
+)
+from tokenwire.protocol.tokens import pack_ids
+
+WAIT_S = 25.0
+PATHS = os.pathsep.join(path for path in sys.path if path)
+
+
+@dataclass
+class Process:
+    """A running ``tokenwire-worker``."""
+
+    process: asyncio.subprocess.Process
+    announce: Path
+    lines: list[str] = field(default_factory=list[str])
+
+    async def until_line(self, part: str) -> None:
+        """Read stderr until a line has *part* in it."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(WAIT_S):
+            while line := (await self.process.stderr.readline()).decode():
+                self.lines.append(line.rstrip())
+                if part in line:
+                    return
+        pytest.fail(f"no line with {part!r} in {self.lines}")
+
+    async def exit_code(self) -> int:
+        """Read stderr to its end, and wait for the exit."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(WAIT_S):
+            rest = await self.process.stderr.read()
+            self.lines += rest.decode().splitlines()
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def worker(
+    folder: Path, *options: str, engine_args: tuple[str, ...] = ()
+) -> AsyncIterator[Process]:
+    """Run a worker with the simulated engine."""
+    announce = folder / "announce.json"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tokenwire.worker", "--engine", "sim", "--role",
+        "aggregated", "--model", "m", "--announce", str(announce),
+        "--worker-id", "w", *options, "--", *engine_args,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    )  # fmt: skip
+    try:
+        yield Process(process, announce)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+class Client:
+    """A frontend's socket, used from a thread while the loop runs."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
+        self._socket.connect(endpoint)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.destroy(linger=0)
+
+    def hello(self) -> Card:
+        self._socket.send(encode(Hello(PROTOCOL_VERSION, "f", "1")))
+        card = self._receive()
+        assert isinstance(card, Card)
+        return card
+
+    def submit(self, request_id: str, max_tokens: int) -> None:
+        sampling = Sampling(max_tokens=max_tokens)
+        self._socket.send(encode(Submit(request_id, pack_ids([1, 2, 3]), sampling)))
+
+    def until_tokens(self) -> None:
+        while True:
+            message = self._receive()
+            if isinstance(message, Batch) and message.tokens:
+                return
+
+    def end(self) -> Finished:
+        while True:
+            message = self._receive()
+            if isinstance(message, Batch) and message.finished:
+                return message.finished[0]
+
+    def until_dead(self) -> EngineDead:
+        while True:
+            message = self._receive()
+            if isinstance(message, EngineDead):
+                return message
+
+    def _receive(self) -> FromWorker:
+        return decode_from_worker(self._socket.recv())
+
+
+async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> None:
+    """SIGTERM with nothing running: exit code 0, and the announcement is gone."""
+    async with worker(tmp_path, "--metrics-port", "0") as running:
+        await running.until_line("serving m at tcp://127.0.0.1:")
+        announced = json.loads(running.announce.read_text())
+        assert announced["worker_id"] == "w"
+        assert announced["role"] == "aggregated"
+        assert announced["model"] == "m"
+        assert announced["pid"] == running.process.pid
+        assert announced["metrics"].startswith("http://127.0.0.1:")
+        with Client(announced["endpoint"]) as client:
+            card = client.hello()
+            assert (card.worker_id, card.engine, card.role) == (
+                "w",
+                "sim",
+                Role.AGGREGATED,
+            )
+            client.submit("r", 3)
+            assert client.end().reason is FinishReason.LENGTH
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.exit_code() == 0
+        assert list(tmp_path.iterdir()) == []
+        assert all(
+            line.startswith(("tokenwire-worker: ", "INFO ")) for line in running.lines
+        )
+
+
+async def test_the_simulated_engine_needs_neither_torch_nor_vllm(
+    tmp_path: Path,
+) -> None:
+    """Nothing of them is imported."""
+    code = (
+        "import sys; from tokenwire.worker.app import make_engine\n"
+        "from tokenwire.worker.config import parse_config\n"
+        "make_engine(parse_config(['--engine=sim', '--role=decode', '--model=m']))\n"
+        "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code,
+        stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": PATHS},
+    )  # fmt: skip
+    said, _ = await process.communicate()
+    assert said.decode().strip() == "[]"
+
+
+async def test_what_runs_may_end_before_the_exit(tmp_path: Path) -> None:
+    """Graceful: the request that was running is finished, a new one is refused."""
+    args = ("--step-ms", "20")
+    async with worker(tmp_path, engine_args=args) as running:
+        await running.until_line("serving")
+        with Client(json.loads(running.announce.read_text())["endpoint"]) as client:
+            client.hello()
+            client.submit("r", 50)
+            client.until_tokens()
+            running.process.send_signal(signal.SIGINT)
+            await running.until_line("draining 1 requests")
+            client.submit("late", 3)
+            assert client.end().error_kind is ErrorKind.DRAINING
+            assert client.end().reason is FinishReason.LENGTH
+            assert await running.exit_code() == 0
+
+
+@pytest.mark.parametrize("second_signal", [False, True])
+async def test_what_does_not_end_is_cancelled(
+    tmp_path: Path, *, second_signal: bool
+) -> None:
+    """After the bound, or at a second signal; its frontend is told."""
+    options = ("--shutdown-timeout-s", "60" if second_signal else "0.1")
+    args = ("--step-ms", "100")
+    async with worker(tmp_path, *options, engine_args=args) as running:
+        await running.until_line("serving")
+        with Client(json.loads(running.announce.read_text())["endpoint"]) as client:
+            client.hello()
+            client.submit("r", 5000)
+            client.until_tokens()
+            started = time.monotonic()
+            running.process.send_signal(signal.SIGTERM)
+            await running.until_line("draining 1 requests")
+            if second_signal:
+                running.process.send_signal(signal.SIGTERM)
+            assert client.end().reason is FinishReason.ABORT
+            assert await running.exit_code() == 0
+            assert time.monotonic() - started < 20
+
+
+async def test_a_dead_engine_is_exit_code_1(tmp_path: Path) -> None:
+    """After the request has ended with an error and the frontend was told."""
+    args = ("--fault", "die@3")
+    async with worker(tmp_path, engine_args=args) as running:
+        await running.until_line("serving")
+        with Client(json.loads(running.announce.read_text())["endpoint"]) as client:
+            client.hello()
+            client.submit("r", 50)
+            assert client.end().error_kind is ErrorKind.ENGINE
+            assert "injected fault" in client.until_dead().reason
+        assert await running.exit_code() == 1
+        assert not running.announce.exists()
+
+
+async def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
+    """An engine that loads for minutes need not be waited for."""
+    async with worker(tmp_path, engine_args=("--load-ms", "600000")) as running:
+        await running.until_line("loading no weights")
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.exit_code() == 0
+        assert not running.announce.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "engine_args", "code", "text"),
+    [
+        ((), ("--num-blocks", "1"), 1, "failed: a context of 8192 tokens"),
+        ((), ("--script", "/nonexistent"), 1, "failed: script /nonexistent cannot"),
+        (("--listen", "tcp://127.0.0.1:1"), (), 1, "failed: cannot listen on"),
+        ((), ("--step-ms", "x"), 2, "tokenwire-worker --engine sim --: argument"),
+        (("--metrics-port", "x"), (), 2, "tokenwire-worker: argument --metrics-port"),
+    ],
+)
+async def test_what_cannot_start_says_why(
+    tmp_path: Path,
+    options: tuple[str, ...],
+    engine_args: tuple[str, ...],
+    code: int,
+    text: str,
+) -> None:
+    """One sentence, and 1 or, for a bad setting, 2."""
+    if "tcp://127.0.0.1:1" in options:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as taken:
+            taken.bind("tcp://127.0.0.1:0")
+            endpoint = taken.getsockopt_string(zmq.LAST_ENDPOINT)
+            async with worker(tmp_path, "--listen", endpoint) as running:
+                assert await running.exit_code() == code
+    else:
+        async with worker(tmp_path, *options, engine_args=engine_args) as running:
+            assert await running.exit_code() == code
+    assert any(text in line for line in running.lines), running.lines
