@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -86,6 +87,9 @@ async def serve(config: Config, model: TextModel) -> None:
         await site.start()
         host, port = runner.addresses[0][:2]
         _log.info("listening on http://%s:%s", host, port)
+        # What start-up made stays: full collections need not walk over it again.
+        gc.collect()
+        gc.freeze()
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(pool.run()),

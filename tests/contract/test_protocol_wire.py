@@ -1,4 +1,4 @@
-"""Round trips, garbage, and peers of other releases.
+"""Round trips and garbage.
 
 The fuzz law: whatever the bytes, a decoder returns a message or raises
 ``MalformedMessage`` or ``MessageTooLarge``; anything else would kill a link's task.
@@ -6,190 +6,35 @@ The fuzz law: whatever the bytes, a decoder returns a message or raises
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
+from support.protocol_strategies import (
+    DECODERS,
+    FUZZ,
+    PROPERTY,
+    Decode,
+    anything,
+    from_frontend,
+    from_worker,
+    raw,
+)
 from tokenwire.protocol.codec import decode_from_frontend, decode_from_worker, encode
 from tokenwire.protocol.errors import MalformedMessage, MessageTooLarge
-from tokenwire.protocol.limits import MAX_REQUEST_ID_CHARS
 from tokenwire.protocol.messages import (
-    Batch,
-    Bye,
-    Cancel,
-    Card,
-    EngineDead,
-    ErrorKind,
-    Finished,
-    FinishReason,
     FromFrontend,
     FromWorker,
-    Hello,
-    Leg,
-    Load,
-    Logprobs,
     Ping,
-    Refused,
     ReleaseKV,
-    Role,
     Sampling,
-    StructuredOutput,
     Submit,
-    Tokens,
 )
 
 Node = dict[Any, Any] | list[Any] | str | bytes | float | None
-Decode = Callable[[bytes], FromFrontend | FromWorker]
-
-raw = msgspec.msgpack.encode
-DECODERS: list[Decode] = [decode_from_frontend, decode_from_worker]
-
-# The same examples each time; a loaded machine is no failure.
-PROPERTY = settings(
-    derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-FUZZ = settings(PROPERTY, max_examples=300)
-FEW = settings(PROPERTY, max_examples=25)
-
-# --- strategies: every field of every message ----------------------------------------
-
-# What UTF-8 can hold: no lone surrogates.
-texts = st.text(st.characters(codec="utf-8"), max_size=20)
-names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=MAX_REQUEST_ID_CHARS)
-ints = st.integers(-(2**63), 2**64 - 1)
-counts = st.integers(0, 2**63)
-floats = st.floats(allow_nan=False)
-packed = st.lists(st.binary(min_size=4, max_size=4), max_size=8).map(b"".join)
-objects = st.dictionaries(
-    texts,
-    st.recursive(
-        st.none() | st.booleans() | ints | floats | texts | st.binary(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)
-        ),
-        max_leaves=8,
-    ),
-    max_size=4,
-)
-
-
-@st.composite
-def logprobs_of(draw: st.DrawFn, num_rows: int) -> Logprobs:
-    """Draw logprobs for *num_rows* tokens."""
-    width = draw(st.integers(1, 4))
-    size = num_rows * width * 4
-    part = st.binary(min_size=size, max_size=size)
-    return Logprobs(width, draw(part), draw(part), draw(part))
-
-
-@st.composite
-def tokens(draw: st.DrawFn) -> Tokens:
-    """Draw new tokens of one request."""
-    ids = draw(packed.filter(bool))
-    logprobs = draw(st.none() | logprobs_of(len(ids) // 4))
-    return Tokens(draw(texts), draw(counts), ids, logprobs)
-
-
-samplings = st.builds(
-    Sampling,
-    max_tokens=ints,
-    min_tokens=ints,
-    temperature=floats,
-    top_p=floats,
-    top_k=ints,
-    min_p=floats,
-    seed=st.none() | ints,
-    presence_penalty=floats,
-    frequency_penalty=floats,
-    repetition_penalty=floats,
-    stop_token_ids=st.lists(ints, max_size=3),
-    ignore_eos=st.booleans(),
-    logprobs=st.none() | ints,
-    prompt_logprobs=st.none() | ints,
-    logit_bias=st.none() | st.dictionaries(ints, floats, max_size=3),
-    allowed_token_ids=st.none() | st.lists(ints, max_size=3),
-    bad_words=st.lists(texts, max_size=3),
-    structured_output=st.none()
-    | st.builds(
-        StructuredOutput, kind=texts, spec=texts, whitespace_pattern=st.none() | texts
-    ),
-)
-from_frontend = st.one_of(
-    st.builds(Hello, ints, texts, texts, st.lists(texts, max_size=3)),
-    st.builds(
-        Submit,
-        request_id=names,
-        token_ids=packed,
-        sampling=samplings,
-        leg=st.sampled_from(Leg),
-        handover=st.none() | objects,
-        kv_transfer_params=st.none() | objects,
-        priority=ints,
-        cache_salt=st.none() | texts,
-        echo_prompt=st.booleans(),
-    ),
-    st.builds(Cancel, names),
-    st.builds(ReleaseKV, names, objects),
-    st.builds(Ping, texts),
-    st.builds(Bye, texts),
-)
-finished = st.builds(
-    Finished,
-    request_id=texts,
-    reason=st.sampled_from(FinishReason),
-    num_output_tokens=counts,
-    num_prompt_tokens=counts,
-    num_cached_tokens=counts,
-    stop_reason=st.none() | ints | texts,
-    error_kind=st.none() | st.sampled_from(ErrorKind),
-    error=texts,
-    prompt_token_ids=st.none() | packed,
-    handover=st.none() | objects,
-    kv_transfer_params=st.none() | objects,
-    prompt_logprobs=st.none() | st.integers(0, 3).flatmap(logprobs_of),
-    queue_s=floats,
-    prefill_s=floats,
-)
-from_worker = st.one_of(
-    st.builds(
-        Card,
-        protocol_version=ints,
-        worker_id=texts,
-        incarnation=texts,
-        role=st.sampled_from(Role),
-        model=texts,
-        max_model_len=ints,
-        vocab_size=ints,
-        block_size=ints,
-        engine=texts,
-        engine_version=texts,
-        tokenizer_sha256=texts,
-        revision=texts,
-        dtype=texts,
-        connector=texts,
-        connector_compatibility=texts,
-        max_num_seqs=ints,
-        num_kv_blocks=ints,
-        capabilities=st.lists(texts, max_size=3),
-    ),
-    st.builds(Refused, texts),
-    st.builds(Batch, st.lists(tokens(), max_size=3), st.lists(finished, max_size=3)),
-    st.builds(
-        Load,
-        incarnation=texts,
-        num_running=ints,
-        num_waiting=ints,
-        kv_usage=floats,
-        num_waiting_tokens=ints,
-        draining=st.booleans(),
-        num_requests=ints,
-    ),
-    st.builds(EngineDead, texts),
-)
-
 
 # --- round trips -----------------------------------------------------------------------
 
@@ -291,15 +136,6 @@ def test_every_truncation_is_malformed(ours: FromFrontend, theirs: FromWorker) -
         for end in range(len(data)):
             with pytest.raises(MalformedMessage):
                 decode(data[:end])
-
-
-anything: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | ints | st.floats() | texts | st.binary(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(texts | ints, inner, max_size=4)
-    ),
-    max_leaves=12,
-)
 
 
 def places(node: Node) -> Iterator[tuple[Any, Any]]:
@@ -422,94 +258,3 @@ def test_half_a_token_in_a_prompt_names_the_field() -> None:
     """A prompt is a whole number of ids."""
     with pytest.raises(MalformedMessage, match=r"\$\.token_ids: 5 bytes"):
         decode_from_frontend(raw(Submit("r", b"abcde", Sampling(1))))
-
-
-# --- peers of other releases -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("decode", "message"),
-    [
-        (decode_from_frontend, Hello(1, "f", "i")),
-        (decode_from_frontend, Cancel("r")),
-        (decode_from_frontend, Submit("r", b"abcd", Sampling(1))),
-        (decode_from_worker, Load("i")),
-        (decode_from_worker, Batch([], [Finished("r", FinishReason.STOP, 0)])),
-    ],
-)
-@FEW
-@given(extra=st.dictionaries(texts.map(lambda t: "new_" + t), anything, min_size=1))
-@example(extra={"new_a": {"deep": [1, {"er": None}]}})
-def test_a_newer_peer_may_add_fields(
-    decode: Decode, message: FromFrontend | FromWorker, extra: dict[str, Any]
-) -> None:
-    """Unknown fields are passed over, at every level."""
-    tree: Any = msgspec.msgpack.decode(raw(message))
-    tree.update(extra)
-    inner: list[dict[str, Any]] = list(tree.get("finished", []))
-    if "sampling" in tree:
-        inner.append(tree["sampling"])
-    for fields in inner:
-        fields.update(extra)
-    assert decode(raw(tree)) == message
-
-
-@PROPERTY
-@given(st.lists(anything, min_size=1, max_size=3))
-def test_a_newer_peer_may_add_items_to_tokens_and_logprobs(extra: list[Any]) -> None:
-    """What follows the known items of an array is passed over."""
-    logprobs = [1, b"aaaa", b"bbbb", b"cccc", *extra]
-    data = raw({"type": "batch", "tokens": [["r", 0, b"abcd", logprobs, *extra]]})
-    known = Logprobs(1, b"aaaa", b"bbbb", b"cccc")
-    assert decode_from_worker(data) == Batch([Tokens("r", 0, b"abcd", known)])
-
-
-@pytest.mark.parametrize(
-    ("decode", "tree", "message"),
-    [
-        (
-            decode_from_frontend,
-            {"type": "hello", "protocol_version": 1, "frontend_id": "f"}
-            | {"incarnation": "i"},
-            Hello(1, "f", "i"),
-        ),
-        (
-            decode_from_frontend,
-            {"type": "submit", "request_id": "r", "token_ids": b""}
-            | {"sampling": {"max_tokens": 1}},
-            Submit("r", b"", Sampling(1)),
-        ),
-        (decode_from_frontend, {"type": "bye"}, Bye()),
-        (decode_from_worker, {"type": "batch"}, Batch()),
-        (decode_from_worker, {"type": "load", "incarnation": "i"}, Load("i")),
-        (
-            decode_from_worker,
-            {"type": "batch", "tokens": [["r", 0, b"abcd"]], "finished": [END]},
-            Batch([Tokens("r", 0, b"abcd")], [Finished("r", FinishReason.STOP, 1)]),
-        ),
-    ],
-)
-def test_an_older_peer_may_lack_optional_fields(
-    decode: Decode, tree: dict[str, Any], message: FromFrontend | FromWorker
-) -> None:
-    """Only the fields of version 1 without a default are required."""
-    assert decode(raw(tree)) == message
-
-
-@pytest.mark.parametrize("decode", DECODERS)
-@pytest.mark.parametrize(
-    "tree",
-    [{"type": "dance"}, {"type": 1}, {"type": None}, {}, {"request_id": "r"}, [], None],
-)
-def test_an_unknown_message_is_malformed(decode: Decode, tree: object) -> None:
-    """A message that this release does not know is never guessed at."""
-    with pytest.raises(MalformedMessage):
-        decode(raw(tree))
-
-
-def test_the_directions_do_not_mix() -> None:
-    """A worker does not take a worker's message, nor a frontend a frontend's."""
-    with pytest.raises(MalformedMessage):
-        decode_from_frontend(encode(Load("i")))
-    with pytest.raises(MalformedMessage):
-        decode_from_worker(encode(Ping("i")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import msgspec
@@ -51,6 +51,7 @@ class Peer:
         self.socket.connect(endpoint)
 
     def send(self, *messages: FromFrontend) -> None:
+        """Send messages as they are."""
         for message in messages:
             self.socket.send(encode(message))
 
@@ -70,16 +71,19 @@ class Desk:
         self.changed = asyncio.Event()
 
     def received(self, identity: bytes, message: FromFrontend) -> None:
+        """Record a message, and answer a Cancel."""
         self.messages.append((identity, message))
         self.changed.set()
         if isinstance(message, Cancel) and self.link is not None:
             assert self.link.send(identity, EngineDead(message.request_id))
 
     def broken(self, identity: bytes, reason: str) -> None:
+        """Record who broke the protocol."""
         self.broken_peers.append((identity, reason))
         self.changed.set()
 
     async def until(self, num_messages: int = 0, num_broken: int = 0) -> None:
+        """Wait until so much has been recorded."""
         async with asyncio.timeout(WAIT_S):
             while (
                 len(self.messages) < num_messages or len(self.broken_peers) < num_broken
@@ -89,7 +93,7 @@ class Desk:
 
 
 @contextmanager
-def wire(*names: str) -> Iterator[tuple[Link, Desk, list[Peer]]]:
+def wire(*names: str) -> Generator[tuple[Link, Desk, list[Peer]]]:
     """Give a started link, its desk, and peers that are connected to it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = Link("tcp://127.0.0.1:0")

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import random
 import signal
 import sys
 import tempfile
@@ -33,7 +34,15 @@ from tokenwire.worker.engine import (
 )
 from tokenwire.worker.vllm.engine import VllmEngine
 
-__all__ = ["MODEL", "EngineProcess", "Stream", "reference_ids"]
+__all__ = [
+    "MODEL",
+    "PROMPTS",
+    "REFERENCE_TOKENS",
+    "EngineProcess",
+    "Stream",
+    "prompt",
+    "reference_ids",
+]
 
 MODEL = Path(
     os.environ.get(
@@ -43,6 +52,21 @@ MODEL = Path(
 )
 ENGINE_ARGUMENTS = ["--dtype", "float32", "--max-model-len", "2048"]
 """float32: in bf16 greedy ties flip between batch shapes."""
+
+PROMPT_TOKENS = (1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 300)
+"""Around every edge of a block: 16 tokens on a GPU, 128 on a CPU."""
+
+REFERENCE_TOKENS = 24
+
+_random = random.Random(20)  # noqa: S311 - a test's prompts
+
+
+def prompt(num_tokens: int) -> list[int]:
+    """Return a prompt that no other one shares a prefix with."""
+    return [_random.randrange(1_000, 40_000) for _ in range(num_tokens)]
+
+
+PROMPTS = [prompt(num_tokens) for num_tokens in PROMPT_TOKENS]
 
 READY_S = 420.0  # 25-40 s on two idle cores; ten times that on busy ones
 ANSWER_S = 90.0  # any one answer; a test that is slower than this hangs
@@ -62,16 +86,20 @@ class Stream:
 
     async def end(self) -> EngineFinished:
         """Return the end, once it is there."""
-        await self.until(lambda: self._end is not None)
-        assert self._end is not None
+        async with asyncio.timeout(ANSWER_S):
+            while self._end is None:
+                await self._change()
         return self._end
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until *condition* holds; it is asked after everything that comes."""
+    async def have(self, num_tokens: int) -> None:
+        """Wait until it has that many tokens, or its end."""
         async with asyncio.timeout(ANSWER_S):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
+            while len(self.token_ids) < num_tokens and self._end is None:
+                await self._change()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     def take(self, item: EngineTokens | EngineFinished) -> None:
         """Note what came."""
@@ -240,27 +268,36 @@ class EngineProcess:
         self._answers.put_nowait(ConnectionError("the engine's process has ended"))
 
 
-async def reference_ids(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Return the greedy ids of a plain ``vllm.LLM`` in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "support.vllm_engine",
-        "reference",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_PLUGINS": "",  # nothing of ours in the reference
-        },
-    )
-    async with asyncio.timeout(READY_S + ANSWER_S):
-        out, _ = await process.communicate(msgspec.json.encode((prompts, max_tokens)))
-    # vLLM logs to stdout too.
-    line = next(line for line in out.splitlines() if line.startswith(b"[["))
-    return msgspec.json.decode(line, type=list[list[int]])
+_reference_ids: list[list[int]] = []
+
+
+async def reference_ids() -> list[list[int]]:
+    """Return the greedy ids of a plain ``vllm.LLM`` for ``PROMPTS``.
+
+    It runs once a session, in a process of its own and without a line of ours.
+    """
+    if not _reference_ids:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "support.vllm_engine",
+            "reference",
+            stdout=asyncio.subprocess.PIPE,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "OMP_NUM_THREADS": "1",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "VLLM_PLUGINS": "",
+            },
+        )
+        async with asyncio.timeout(READY_S):
+            out, _ = await process.communicate()
+        # vLLM logs to stdout too.
+        line = next(line for line in out.splitlines() if line.startswith(b"[["))
+        _reference_ids.extend(msgspec.json.decode(line, type=list[list[int]]))
+    return _reference_ids
 
 
 # --- the child's end -----------------------------------------------------------------
@@ -324,17 +361,14 @@ def _process_ids() -> dict[str, int]:
 def _reference() -> None:
     from vllm import LLM, SamplingParams, TokensPrompt
 
-    prompts, max_tokens = msgspec.json.decode(
-        sys.stdin.buffer.read(), type=tuple[list[list[int]], int]
-    )
     llm = LLM(
         str(MODEL), dtype="float32", enforce_eager=True, max_model_len=2048, seed=0
     )
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
+    params = SamplingParams(temperature=0.0, max_tokens=REFERENCE_TOKENS)
     ids: list[list[int]] = []
-    for prompt in prompts:  # one by one: no batch that a stream would not have
+    for token_ids in PROMPTS:  # one by one: no batch that a stream would not have
         (output,) = llm.generate(
-            [TokensPrompt(prompt_token_ids=prompt)], params, use_tqdm=False
+            [TokensPrompt(prompt_token_ids=token_ids)], params, use_tqdm=False
         )
         ids.append(list(output.outputs[0].token_ids))
     sys.stdout.write("\n" + msgspec.json.encode(ids).decode() + "\n")

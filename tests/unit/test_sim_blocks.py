@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from tokenwire.protocol.tokens import pack_ids
 from tokenwire.worker.sim.blocks import BlockPool, block_hashes
-
-BLOCK_BYTES = 4 * 4
 
 
 def hashes(ids: list[int], salt: str | None = None) -> list[int]:
-    return block_hashes(pack_ids(ids), BLOCK_BYTES, salt)
+    """Return the hashes of full blocks of four ids."""
+    return block_hashes(ids, 4, salt)
 
 
 def fill(pool: BlockPool, ids: list[int]) -> list[int]:
+    """Return blocks that hold *ids* and can be found."""
     chain = hashes(ids)
     got = pool.acquire(chain, len(chain))
     assert got is not None

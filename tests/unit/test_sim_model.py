@@ -12,6 +12,7 @@ from tokenwire.worker.sim.model import read_model
 
 
 def write(folder: Path, name: str, content: object) -> None:
+    """Write a JSON file."""
     (folder / name).write_text(json.dumps(content))
 
 

@@ -29,11 +29,13 @@ RULE = Rule(MODEL)
 def sampler(
     request: EngineRequest, answer: Answer | None = None, rule: Rule = RULE
 ) -> Sampler:
+    """Return a sampler for *request*."""
     crc = crc32(pack_ids(request.token_ids))
     return Sampler(rule, request, crc, MODEL.max_model_len, answer)
 
 
 def run(made: Sampler, count: int = 1) -> list[int]:
+    """Return all ids up to the end, *count* at a time."""
     ids: list[int] = []
     while made.reason is None:
         ids += made.take(count)
@@ -43,11 +45,13 @@ def run(made: Sampler, count: int = 1) -> list[int]:
 def sampled(
     count: int = 1, prompt: list[int] | None = None, **params: object
 ) -> list[int]:
+    """Return the ids of a request with these parameters."""
     sampling = Sampling(**{"max_tokens": 20, **params})  # type: ignore[arg-type]
     return run(sampler(engine_request(prompt=prompt, sampling=sampling)), count)
 
 
 def scripted(*ids: int, then_eos: bool = True, **params: object) -> Sampler:
+    """Return a sampler that follows a script."""
     sampling = Sampling(**{"max_tokens": 20, **params})  # type: ignore[arg-type]
     return sampler(engine_request(sampling=sampling), Answer(ids, 0, then_eos))
 

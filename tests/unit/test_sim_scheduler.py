@@ -33,12 +33,15 @@ class Source:
         self.freed: list[JsonObject] = []
 
     def read(self, request_id: str, handover: JsonObject, prompt_crc: int) -> None:
+        """Record the read."""
         self.reads.append(request_id)
 
     def free(self, handover: JsonObject) -> None:
+        """Record the empty read."""
         self.freed.append(handover)
 
     def offer(self, request_id: str, num_tokens: int, blocks: list[int]) -> JsonObject:
+        """Return a hand-over that says what it was made of."""
         return {"from": request_id, "num_tokens": num_tokens, "blocks": blocks}
 
 
@@ -61,12 +64,14 @@ class Bench:
         return num_prompt_tokens
 
     def run(self) -> None:
+        """Run steps until there is nothing to do."""
         for _ in range(1000):
             if self.step() is None:
                 return
         raise AssertionError("it never ends")
 
     def end(self, end: EngineFinished | None) -> None:
+        """Record an end that came outside of a step."""
         assert end is not None
         self.sink.outputs([], [end])
 
@@ -201,7 +206,7 @@ def test_many_aborts_behind_a_blocked_head_leave_no_trace() -> None:
     for n in range(500):
         bench.scheduler.add(engine_request(f"r{n}"), 0.0)
         bench.end(bench.scheduler.abort(f"r{n}", 0.0))
-    assert len(bench.scheduler._queue) < 100  # noqa: SLF001 - no public size
+    assert bench.scheduler.num_queue_entries < 100
     bench.scheduler.add(engine_request("last", max_tokens=1), 0.0)
     bench.run()
     assert bench.sink.end_order[-2:] == ["running", "last"]
@@ -249,6 +254,7 @@ def test_kv_that_nobody_reads_is_freed_when_its_lease_is_over() -> None:
 
 
 def decode_leg(name: str = "d", max_tokens: int = 4) -> tuple[Bench, JsonObject]:
+    """Return a bench with a waiting decode leg, and its hand-over."""
     bench = Bench()
     handover: JsonObject = {"from": "p"}
     request = engine_request(

@@ -11,6 +11,7 @@ from tokenwire.worker.sim.script import Answer, Script, ScriptEntry, read_script
 
 
 def answer(entry: ScriptEntry, prompt: list[int]) -> Answer | None:
+    """Return what a script of one rule says."""
     return Script([entry]).answer(prompt)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from tokenwire.protocol.messages import JsonObject
@@ -22,13 +22,16 @@ class Table:
         self.taken: asyncio.Queue[str] = asyncio.Queue()
 
     def prompt_crc_of(self, request_id: str) -> int | None:
+        """Return what the test has set."""
         return self.held.get(request_id)
 
     def kv_taken(self, request_id: str) -> None:
+        """Record it."""
         self.held.pop(request_id, None)
         self.taken.put_nowait(request_id)
 
     def kv_arrived(self, request_id: str, error: str | None) -> None:
+        """Record it."""
         self.arrived.put_nowait((request_id, error))
 
 
@@ -50,7 +53,8 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[Pair]:
+async def pair() -> AsyncGenerator[Pair]:
+    """Give a pair whose prefill side listens."""
     both = Pair()
     await both.prefill.listen("127.0.0.1", 0)
     try:

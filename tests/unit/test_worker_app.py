@@ -8,10 +8,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pytest
 import zmq
@@ -67,7 +68,7 @@ class Process:
 @asynccontextmanager
 async def worker(
     folder: Path, *options: str, engine_args: tuple[str, ...] = ()
-) -> AsyncIterator[Process]:
+) -> AsyncGenerator[Process]:
     """Run a worker with the simulated engine."""
     announce = folder / "announce.json"
     process = await asyncio.create_subprocess_exec(
@@ -94,35 +95,40 @@ class Client:
         self._socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
         self._socket.connect(endpoint)
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._context.destroy(linger=0)
 
     def hello(self) -> Card:
+        """Say hello, and return the card."""
         self._socket.send(encode(Hello(PROTOCOL_VERSION, "f", "1")))
         card = self._receive()
         assert isinstance(card, Card)
         return card
 
     def submit(self, request_id: str, max_tokens: int) -> None:
+        """Submit a request."""
         sampling = Sampling(max_tokens=max_tokens)
         self._socket.send(encode(Submit(request_id, pack_ids([1, 2, 3]), sampling)))
 
     def until_tokens(self) -> None:
+        """Wait for tokens."""
         while True:
             message = self._receive()
             if isinstance(message, Batch) and message.tokens:
                 return
 
     def end(self) -> Finished:
+        """Wait for the next end."""
         while True:
             message = self._receive()
             if isinstance(message, Batch) and message.finished:
                 return message.finished[0]
 
     def until_dead(self) -> EngineDead:
+        """Wait for the news that the engine is dead."""
         while True:
             message = self._receive()
             if isinstance(message, EngineDead):
@@ -153,7 +159,7 @@ async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> No
             assert client.end().reason is FinishReason.LENGTH
         running.process.send_signal(signal.SIGTERM)
         assert await running.exit_code() == 0
-        assert list(tmp_path.iterdir()) == []
+        assert os.listdir(tmp_path) == []
         assert all(
             line.startswith(("tokenwire-worker: ", "INFO ")) for line in running.lines
         )

@@ -12,6 +12,7 @@ from tokenwire.worker.metrics import Metrics, serve_metrics
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    """Return a sample, or None if there is none."""
     labels["model_name"] = "m"
     return registry.get_sample_value(f"tokenwire_worker_{name}", labels)
 

@@ -20,10 +20,12 @@ LOGPROBS = Logprobs(1, bytes(400), bytes(400), bytes(400))
 
 
 def tokens(n: int) -> Tokens:
+    """Return one token of request *n*."""
     return Tokens(str(n), 0, bytes(4))
 
 
 def end(n: int, *, heavy: bool = False) -> Finished:
+    """Return the end of request *n*."""
     burden = LOGPROBS if heavy else None
     return Finished(str(n), FinishReason.STOP, 1, prompt_logprobs=burden)
 
@@ -37,6 +39,7 @@ class Wire:
         self.is_open = True
 
     def send(self, batch: Batch) -> bool:
+        """Take *batch*, or raise as an encoder does."""
         heavy = any(item.prompt_logprobs is not None for item in batch.finished)
         if heavy or len(batch.tokens) + len(batch.finished) > self.max_items:
             msg = "too large"

@@ -47,6 +47,7 @@ def submit(
     *,
     echo_prompt: bool = False,
 ) -> Submit:
+    """Return a Submit of a prompt of *size* ids."""
     return Submit(
         request_id,
         pack_ids(list(range(size))),
@@ -96,6 +97,7 @@ class Desk:
             self.sender.take(peer)
 
     def say(self, peer: bytes, *messages: FromFrontend) -> None:
+        """Receive messages from *peer*."""
         for message in messages:
             self.service.received(peer, message)
 
@@ -105,9 +107,11 @@ class Desk:
         return self.engine.submitted[-1].request_id
 
     def tokens(self, *new: tuple[str, list[int]]) -> None:
+        """Bring tokens, as one step."""
         self.service.outputs([EngineTokens(name, ids) for name, ids in new], [])
 
     def end(self, engine_id: str, reason: FinishReason = FinishReason.LENGTH) -> None:
+        """Bring an end."""
         self.service.outputs([], [EngineFinished(engine_id, reason)])
 
     def ends(self, peer: bytes = A) -> list[Finished]:
@@ -116,6 +120,7 @@ class Desk:
         return self.sender.items(peer)[1]
 
     def metric(self, name: str, **labels: str) -> float:
+        """Return a sample's value."""
         full = f"tokenwire_worker_{name}"
         value = self.registry.get_sample_value(full, {"model_name": "m", **labels})
         return value or 0.0
@@ -442,22 +447,26 @@ def test_a_release_reaches_the_engine() -> None:
 
 
 def lose_by_bye(desk: Desk) -> None:
+    """The frontend says bye."""
     desk.say(A, Bye())
 
 
 def lose_by_silence(desk: Desk) -> None:
+    """It is silent, while another one is not."""
     desk.timers.advance(4.5)
     desk.say(B, Ping("1"))
     desk.service.tick()
 
 
 def lose_by_send(desk: Desk) -> None:
+    """Nothing can be sent to it."""
     desk.sender.unreachable.add(A)
     desk.tokens((desk.engine.submitted[0].request_id, [5]))
     desk.timers.settle()
 
 
 def lose_by_garbage(desk: Desk) -> None:
+    """It breaks the protocol."""
     desk.service.broken(A, "not a message")
 
 

@@ -1,0 +1,115 @@
+# Every target works from a fresh clone: it makes what it needs, once.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+VENV ?= .venv
+# The engine to install: cpu, or gpu (CUDA). An environment keeps the one it has.
+EXTRA ?= $(if $(wildcard $(VENV)/.setup-gpu),gpu,cpu)
+
+# For `make run`; PREFILL=1 DECODE=1 when none of the three counts is set.
+ENGINE ?= vllm
+PORT ?= 8000
+PREFILL ?=
+DECODE ?=
+AGGREGATED ?=
+FRONTENDS ?=
+MODEL ?=
+SERVED_MODEL_NAME ?= $(if $(MODEL),,smollm2)
+# After `--`, untouched: engine arguments for the workers.
+ENGINE_ARGS ?=
+
+# For the tests: more arguments, as in `make unit PYTEST='-k link -x'`.
+PYTEST ?=
+
+PACKAGES := frontend worker protocol deploy
+TREE := build/tree/tokenwire
+BIN := $(VENV)/bin
+
+SETUP := VENV=$(VENV) scripts/setup.sh
+DEMO_MODEL := $(BIN)/python scripts/demo_model.py
+WITHOUT_ENGINE := tests/unit tests/contract tests/faults
+
+# Without caches of compiled modules, an engine takes a minute longer to start.
+export PYTHONDONTWRITEBYTECODE :=
+export VENV
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-sim setup-dev run test check lint fmt types unit engine-test \
+	bench model tree lock clean
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup:  ## Install tokenwire and its engine into .venv (EXTRA=cpu or gpu).
+	@$(SETUP) $(EXTRA)
+
+setup-sim:  ## Install tokenwire with the simulated engine alone: no torch.
+	@$(SETUP)
+
+setup-dev:  ## Install what tests and checks need.
+	@$(SETUP) dev
+
+model: setup-sim  ## Build the demo model into the user's cache and print its path.
+	@$(DEMO_MODEL)
+
+run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS MODEL.
+	@$(SETUP) $(if $(filter vllm,$(ENGINE)),$(EXTRA))
+	@model='$(MODEL)'; [[ -n $$model ]] || model=$$($(DEMO_MODEL)); \
+	exec $(BIN)/tokenwire-up --engine '$(ENGINE)' --model "$$model" --port '$(PORT)' \
+		$(if $(SERVED_MODEL_NAME),--served-model-name '$(SERVED_MODEL_NAME)') \
+		$(if $(PREFILL),--prefill '$(PREFILL)') \
+		$(if $(DECODE),--decode '$(DECODE)') \
+		$(if $(AGGREGATED),--aggregated '$(AGGREGATED)') \
+		$(if $(FRONTENDS),--frontends '$(FRONTENDS)') \
+		$(if $(ENGINE_ARGS),-- $(ENGINE_ARGS))
+
+test:  ## Run all tests, those on the real engine last.
+	@$(SETUP) $(EXTRA) dev
+	@export TOKENWIRE_DEMO_MODEL=$$($(DEMO_MODEL)); \
+	$(BIN)/pytest $(WITHOUT_ENGINE) $(PYTEST); \
+	$(BIN)/pytest -m engine $(PYTEST)
+
+check: lint types unit  ## All that a change must pass, without an engine.
+
+lint: setup-dev  ## Check the style.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fmt: setup-dev  ## Mend the style.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup-dev tree  ## Check the types.
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+unit: setup-dev  ## Run unit, contract and fault tests, with branch coverage.
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(WITHOUT_ENGINE) $(PYTEST)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+engine-test:  ## Run the tests on a real vLLM engine.
+	@$(SETUP) $(EXTRA) dev
+	@export TOKENWIRE_DEMO_MODEL=$$($(DEMO_MODEL)); $(BIN)/pytest -m engine $(PYTEST)
+
+bench: setup-dev  ## Measure the frontend on simulated workers; writes docs/benchmarks.md.
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench.py
+
+# Type checkers do not follow import hooks: give them a real tokenwire/ folder.
+tree: $(PACKAGES:%=$(TREE)/%)
+$(TREE)/%:
+	@mkdir -p $(TREE)
+	@ln -sfn ../../../$* $@
+
+lock:  ## Resolve all requirements anew into requirements/*.lock.
+	@rm -rf build/lock && $(SETUP) && $(BIN)/python -m venv build/lock
+	build/lock/bin/pip install --quiet packaging '.[cpu]' $$($(BIN)/python -c \
+		'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"])')
+	build/lock/bin/python scripts/lock.py
+
+clean:  ## Remove what the others made here, but not the cached model.
+	rm -rf .venv build dist *.egg-info .coverage .coverage.* .hypothesis \
+		.mypy_cache .pytest_cache .ruff_cache
+	find $(PACKAGES) scripts tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,104 @@
+"""What a child's output means: a phase, a warning, or chatter for the log file only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Kind", "LineSplitter", "OutputReader", "Seen"]
+
+MAX_LINE_CHARS = 8_192
+"""Longer lines are cut: engines print whole configurations on one line (3 kB), and
+a line is held in memory until its end comes."""
+
+MAX_SHOWN = 40
+"""Warnings shown per process and period: a start of vLLM has about 15."""
+
+SHOWN_PERIOD_S = 10.0
+
+_PHASE = re.compile(r"tokenwire-(?:worker|frontend): (.+?)(?: \(\d+\.\d s\))?$")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# "(EngineCore pid=1) WARNING 11-29 ...", "WARNING:root:...", "x.py:3: UserWarning: ..."
+_TROUBLE = re.compile(r"\b(?:WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\w+Warning: ")
+_LEVEL_WITHIN_CHARS = 100  # a level further in is part of somebody's text
+_CHATTER = re.compile(r"(?:\([^)]*\) )*\[?(?:INFO|DEBUG|TRACE)\b")
+_TRACEBACK = re.compile(r"(?:\([^)]*\) )*Traceback \(most recent call last\)")
+
+
+class Kind(Enum):
+    """What to do with a line."""
+
+    PHASE = "phase"  # progress of ours
+    SHOW = "show"  # a warning, an error, a traceback
+    QUIET = "quiet"  # only in the log file
+    MUTED = "muted"  # as SHOW, but the first one too many
+
+
+@dataclass(slots=True, frozen=True)
+class Seen:
+    """One line, understood."""
+
+    kind: Kind
+    text: str
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines, of bounded length."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Return the lines that *data* completes; a bar's carriage returns end one."""
+        *lines, self._rest = re.split(rb"\r\n|[\r\n]", self._rest + data)
+        if len(self._rest) > MAX_LINE_CHARS:
+            lines.append(self._rest)
+            self._rest = b""
+        return [_text(line) for line in lines if line]
+
+    def end(self) -> list[str]:
+        """Return what is left when the stream ends."""
+        rest, self._rest = self._rest, b""
+        return [_text(rest)] if rest else []
+
+
+class OutputReader:
+    """Understands one process's lines, in order. *now* is any monotonic clock, in s."""
+
+    def __init__(self) -> None:
+        self._in_traceback = False
+        self._period_ends = 0.0
+        self._num_shown = 0
+
+    def line(self, text: str, now: float) -> Seen | None:
+        """Return what *text* is; None for a warning that is one too many."""
+        phase = _PHASE.match(text)
+        if phase:
+            self._in_traceback = False
+            return Seen(Kind.PHASE, phase[1])
+        if not self._is_trouble(text):
+            return Seen(Kind.QUIET, text)
+        if now >= self._period_ends:
+            self._period_ends = now + SHOWN_PERIOD_S
+            self._num_shown = 0
+        self._num_shown += 1
+        if self._num_shown <= MAX_SHOWN:
+            return Seen(Kind.SHOW, text)
+        return Seen(Kind.MUTED, text) if self._num_shown == MAX_SHOWN + 1 else None
+
+    def _is_trouble(self, text: str) -> bool:
+        if _TRACEBACK.match(text):
+            self._in_traceback = True
+            return True
+        if self._in_traceback:
+            # Indented lines belong to it, and the first that is not ends it.
+            self._in_traceback = text.startswith((" ", "\t"))
+            return True
+        if _CHATTER.match(text):
+            return False
+        return bool(_TROUBLE.search(text, 0, _LEVEL_WITHIN_CHARS))
+
+
+def _text(line: bytes) -> str:
+    return _ANSI.sub("", line[:MAX_LINE_CHARS].decode(errors="replace")).rstrip()

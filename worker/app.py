@@ -1,0 +1,373 @@
+"""The command ``tokenwire-worker``: one engine, one socket, from start to exit.
+
+The life of the process: ``startup``, ``main_loop``, ``shutdown``. Each phase is a line
+``tokenwire-worker: PHASE (SECONDS s)`` on stderr, for people and for supervisors. Exit
+codes: 0 after a signal, 1 if the engine or a socket failed, 2 for a bad setting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import json
+import logging
+import os
+import resource
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import uvloop
+
+from tokenwire.protocol.messages import PROTOCOL_VERSION, Card
+from tokenwire.worker.engine import (
+    Engine,
+    EngineFinished,
+    EngineInfo,
+    EngineSink,
+    EngineStartError,
+    EngineTokens,
+)
+
+from .admission import Bounds
+from .config import WorkerConfig, parse_config
+from .link import Link, LinkError
+from .metrics import Metrics, MetricsServer, serve_metrics
+from .service import Service
+from .timers import LoopTimers
+
+__all__ = ["Worker", "main", "make_engine"]
+
+TICKS_PER_HEARTBEAT = 4
+"""A beat is at most a quarter late, and a lost frontend is noticed as soon as that."""
+
+ABORT_WAIT_S = 5.0
+"""How long an engine may take to end what shutdown has cancelled."""
+
+ENGINE_STOP_S = 15.0
+"""How long an engine may take to stop: vLLM waits up to 10 s for its processes."""
+
+GC_THRESHOLDS = (50_000, 20, 100)
+"""A step of 4096 sequences makes some 16,000 objects that die with it. With Python's
+700 each step is several collections, a third of the time at 2000 sequences (measured)."""
+
+FORCED_EXIT_S = 5.0
+"""After a second signal the process is gone by then, whatever hangs."""
+
+
+class Worker:
+    """One engine behind one link."""
+
+    def __init__(self, config: WorkerConfig, engine: Engine) -> None:
+        self._config = config
+        self._engine = engine
+        self._started_at = time.monotonic()
+        self._wake = asyncio.Event()  # a signal has come, or the service calls
+        self._num_signals = 0
+        self._link: Link | None = None
+        self._service: Service | None = None
+        self._metrics: MetricsServer | None = None
+        self._announced = False
+
+    def interrupt(self) -> None:
+        """Stop gracefully; called again, at once."""
+        self._num_signals += 1
+        self._wake.set()
+        if self._num_signals > 1:
+            watchdog = threading.Timer(FORCED_EXIT_S, os._exit, (1,))
+            watchdog.daemon = True
+            watchdog.start()
+
+    async def run(self) -> int:
+        """Live, and return the exit code."""
+        failed = False
+        try:
+            service = await self._startup_unless_stopped()
+            if service is not None:
+                await self._main_loop(service)
+                failed = service.dead_reason is not None
+        except (EngineStartError, LinkError, OSError) as error:
+            self._say(f"failed: {error}")
+            failed = True
+        finally:
+            await self._shutdown()
+        return int(failed)
+
+    # -- startup --------------------------------------------------------------------
+
+    async def _startup_unless_stopped(self) -> Service | None:
+        """Start up, and return the service, or None if a signal came first."""
+        startup = asyncio.create_task(self._startup())
+        signalled = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait(
+                {startup, signalled}, return_when=asyncio.FIRST_COMPLETED
+            )
+            return startup.result() if startup.done() else None
+        finally:
+            for task in (startup, signalled):
+                task.cancel()
+            await asyncio.wait({startup, signalled}, timeout=ENGINE_STOP_S)
+
+    async def _startup(self) -> Service:
+        config = self._config
+        self._say("starting")
+        # First what fails at once if it does: an engine may load for minutes.
+        link = self._link = Link(config.listen)
+        if config.metrics_port is not None:
+            self._metrics = serve_metrics(config.metrics_host, config.metrics_port)
+        sink = _LateSink()
+        info = await self._engine.start(sink, self._say)
+        service = self._service = Service(
+            card=self._card(info),
+            engine=self._engine,
+            sender=link,
+            timers=LoopTimers(),
+            metrics=Metrics(config.served_model_name),
+            bounds=Bounds(
+                max_requests=config.max_requests,
+                max_queued_tokens=config.max_queued_tokens,
+                heartbeat_interval_s=config.heartbeat_interval_s,
+                heartbeat_timeout_s=config.heartbeat_timeout_s,
+            ),
+        )
+        service.on_change = self._wake.set
+        sink.connect(service)
+        link.start(service)
+        _calm_collector()
+        self._announce(link.endpoint)
+        self._say(f"serving {config.served_model_name} at {link.endpoint}")
+        return service
+
+    def _card(self, info: EngineInfo) -> Card:
+        config = self._config
+        return Card(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id=config.worker_id,
+            incarnation=secrets.token_hex(4),
+            role=config.role,
+            model=config.served_model_name,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            block_size=info.block_size,
+            engine=info.engine,
+            engine_version=info.version,
+            tokenizer_sha256=_tokenizer_sha256(config.model),
+            dtype=info.dtype,
+            connector=info.connector,
+            connector_compatibility=info.connector_compatibility,
+            max_num_seqs=info.max_num_seqs,
+            num_kv_blocks=info.num_kv_blocks,
+        )
+
+    def _announce(self, endpoint: str) -> None:
+        """Write where this worker is, whole or not at all."""
+        if not self._config.announce:
+            return
+        path = Path(self._config.announce)
+        content = {
+            "endpoint": endpoint,
+            "worker_id": self._config.worker_id,
+            "role": self._config.role.value,
+            "pid": os.getpid(),
+            "model": self._config.served_model_name,
+            "metrics": None if self._metrics is None else self._metrics.url,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        beside.write_text(json.dumps(content) + "\n")
+        beside.replace(path)
+        self._announced = True
+
+    def _withdraw(self) -> None:
+        if self._announced:
+            Path(self._config.announce).unlink(missing_ok=True)
+
+    # -- main loop ------------------------------------------------------------------
+
+    async def _main_loop(self, service: Service) -> None:
+        """Tick until a signal comes or the engine dies."""
+        while not self._num_signals and service.dead_reason is None:
+            await self._tick(service)
+
+    async def _tick(self, service: Service) -> None:
+        service.tick()
+        self._wake.clear()
+        interval_s = self._config.heartbeat_interval_s / TICKS_PER_HEARTBEAT
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(interval_s):
+                await self._wake.wait()
+
+    # -- shutdown -------------------------------------------------------------------
+
+    async def _shutdown(self) -> None:
+        """Announce no more, let requests end, stop the engine, close the link."""
+        service = self._service
+        self._withdraw()
+        if service is not None and service.dead_reason is None:
+            await self._drain(service)
+        self._say("stopping the engine")
+        try:
+            async with asyncio.timeout(ENGINE_STOP_S):
+                await self._engine.stop()
+        except TimeoutError:
+            self._say(f"the engine has not stopped within {ENGINE_STOP_S} s")
+        if service is not None:
+            service.end_all()
+        if self._link is not None:
+            self._link.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        self._say("stopped")
+
+    async def _drain(self, service: Service) -> None:
+        """Take nothing new; wait for what runs; then cancel it."""
+        service.drain()
+        self._say(f"draining {service.num_requests} requests")
+        deadline = time.monotonic() + self._config.shutdown_timeout_s
+        while service.num_requests and time.monotonic() < deadline:
+            if self._num_signals > 1 or service.dead_reason is not None:
+                break
+            await self._tick(service)
+        if not service.num_requests:
+            return
+        self._say(f"cancelling {service.num_requests} requests")
+        service.cancel_all()
+        deadline = time.monotonic() + ABORT_WAIT_S
+        while service.num_requests and time.monotonic() < deadline:
+            await self._tick(service)
+
+    def _say(self, phase: str) -> None:
+        elapsed_s = time.monotonic() - self._started_at
+        print(
+            f"tokenwire-worker: {phase} ({elapsed_s:.1f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class _LateSink:
+    """Passes an engine's outputs to a service that is made after the engine started."""
+
+    def __init__(self) -> None:
+        self._sink: EngineSink | None = None
+        self._dead_reason: str | None = None
+
+    def connect(self, sink: EngineSink) -> None:
+        """Pass everything to *sink* from now on."""
+        self._sink = sink
+        if self._dead_reason is not None:
+            sink.died(self._dead_reason)
+
+    def outputs(
+        self, tokens: list[EngineTokens], finished: list[EngineFinished]
+    ) -> None:
+        """Pass on; before there is a service there is no request either."""
+        if self._sink is not None:
+            self._sink.outputs(tokens, finished)
+
+    def died(self, reason: str) -> None:
+        """Pass on, or keep until there is somebody to tell."""
+        if self._sink is not None:
+            self._sink.died(reason)
+        self._dead_reason = reason
+
+
+def make_engine(config: WorkerConfig) -> Engine:
+    """Return the engine that *config* asks for; the other one is not imported.
+
+    Raises:
+        SystemExit: 2: a bad option of the simulated engine.
+        EngineStartError: The engine is not installed.
+    """
+    if config.engine == "sim":
+        from .sim.engine import SimEngine
+        from .sim.options import parse_options
+
+        return SimEngine(
+            model=config.model,
+            role=config.role,
+            options=parse_options(config.engine_args),
+        )
+    try:
+        from .vllm.engine import VllmEngine
+    except ModuleNotFoundError as error:
+        msg = (
+            f"the engine vllm is not installed ({error}): install tokenwire[cpu] or "
+            "tokenwire[gpu], or use --engine sim"
+        )
+        raise EngineStartError(msg) from error
+    engine: Engine = VllmEngine(
+        model=config.model,
+        served_name=config.served_model_name,
+        role=config.role,
+        engine_args=list(config.engine_args),
+    )
+    return engine
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a worker until a signal comes or its engine dies; return the exit code."""
+    config = parse_config(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s"
+    )
+    _raise_file_limit()
+    try:
+        engine = make_engine(config)
+    except EngineStartError as error:
+        print(f"tokenwire-worker: failed: {error}", file=sys.stderr)
+        return 1
+    return uvloop.run(_live(config, engine))
+
+
+async def _live(config: WorkerConfig, engine: Engine) -> int:
+    worker = Worker(config, engine)
+    with _signals(worker):
+        return await worker.run()
+
+
+@contextlib.contextmanager
+def _signals(worker: Worker) -> Generator[None]:
+    """Give SIGTERM and SIGINT to *worker* while it lives."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, worker.interrupt)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _calm_collector() -> None:
+    """Make garbage collections rare: the hot path makes no cycles.
+
+    What start-up has made lives as long as the process: it is not looked at again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
+def _raise_file_limit() -> None:
+    """Allow as many sockets as the system does: each frontend is one."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _tokenizer_sha256(model: str) -> str:
+    """Return the digest of the model's tokenizer, or nothing if it is not at hand."""
+    path = Path(model) / "tokenizer.json"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,252 @@
+"""The worker's settings, from the command line and the environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenwire.protocol.limits import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
+from tokenwire.protocol.messages import Role
+from tokenwire.protocol.settings import SettingsParser
+
+__all__ = ["WorkerConfig", "parse_config"]
+
+MAX_REQUESTS = 8_192
+"""Open requests of a worker: twice the largest ``max_num_seqs`` in use. More would
+wait for longer than a batch takes; another worker, or a 503, serves them better."""
+
+MAX_QUEUED_TOKENS = 4 * 1024 * 1024
+"""Prompt tokens that wait for prefill: 16 MiB of ids, minutes of work for any GPU."""
+
+SHUTDOWN_TIMEOUT_S = 25.0
+"""What runs may end by itself; 5 s below Kubernetes' usual grace period of 30 s."""
+
+_IPC_PATH_BYTES = 107
+"""``sockaddr_un.sun_path`` has 108 bytes with the zero at the end (unix(7))."""
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerConfig:
+    """How one worker runs."""
+
+    engine: Literal["vllm", "sim"]
+    role: Role
+    model: str
+    served_model_name: str
+    listen: str
+    announce: str  # path; empty: none
+    worker_id: str
+    metrics_host: str
+    metrics_port: int | None  # None: off
+    max_requests: int
+    max_queued_tokens: int
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
+    shutdown_timeout_s: float
+    engine_args: tuple[str, ...]
+
+
+def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
+    """Return the settings in *arguments* (default: ``sys.argv``) and the environment.
+
+    Everything behind ``--`` is the engine's and is not looked at.
+
+    Raises:
+        SystemExit: 2 on a bad value, 0 after ``--help``.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    own, engine_args = given, list[str]()
+    if "--" in given:
+        at = given.index("--")
+        own, engine_args = given[:at], given[at + 1 :]
+    parser = _parser()
+    settings = parser.parse_settings(own)
+    if settings.heartbeat_timeout_s <= settings.heartbeat_interval_s:
+        parser.error("--heartbeat-timeout-s must be above --heartbeat-interval-s")
+    try:
+        extra_args = shlex.split(settings.engine_args)
+    except ValueError as error:
+        parser.error(f"argument --engine-args: {error}")
+    return WorkerConfig(
+        engine=settings.engine,
+        role=Role(settings.role),
+        model=settings.model,
+        served_model_name=settings.served_model_name or settings.model,
+        listen=settings.listen,
+        announce=settings.announce,
+        worker_id=settings.worker_id or _own_name(settings.role),
+        metrics_host=settings.metrics_host,
+        metrics_port=settings.metrics_port,
+        max_requests=settings.max_requests,
+        max_queued_tokens=settings.max_queued_tokens,
+        heartbeat_interval_s=settings.heartbeat_interval_s,
+        heartbeat_timeout_s=settings.heartbeat_timeout_s,
+        shutdown_timeout_s=settings.shutdown_timeout_s,
+        engine_args=(*extra_args, *engine_args),
+    )
+
+
+def _parser() -> SettingsParser:
+    parser = SettingsParser(
+        prog="tokenwire-worker",
+        usage="%(prog)s --engine vllm|sim --role ROLE --model MODEL [options] "
+        "[-- engine arguments]",
+        description="Serve token ids from one engine to frontends over ZeroMQ.",
+        epilog="Every option can also be set by the variable in brackets. Arguments "
+        "behind -- go to the engine as they are: vLLM's engine arguments, or "
+        "--engine sim -- --help for the simulated engine's.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--engine",
+        choices=("vllm", "sim"),
+        default="vllm",
+        help="the engine (default: vllm)",
+    )
+    add(
+        "--role",
+        choices=[role.value for role in Role],
+        required=True,
+        help="prefill, decode or aggregated",
+    )
+    add("--model", required=True, type=_text, help="path or id of the model")
+    add(
+        "--served-model-name",
+        default="",
+        metavar="NAME",
+        help="the name that frontends ask for (default: MODEL)",
+    )
+    add(
+        "--listen",
+        default="tcp://127.0.0.1:0",
+        type=_endpoint,
+        metavar="ENDPOINT",
+        help="where frontends connect; port 0: any free one "
+        "(default: tcp://127.0.0.1:0)",
+    )
+    add(
+        "--announce",
+        default="",
+        metavar="FILE",
+        help="write a JSON object with the endpoint there while the worker serves",
+    )
+    add(
+        "--worker-id",
+        default="",
+        metavar="NAME",
+        help="name of this worker in logs and responses (default: made up)",
+    )
+    add(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address of the metrics (default: 127.0.0.1)",
+    )
+    add(
+        "--metrics-port",
+        default=None,
+        type=_metrics_port,
+        metavar="PORT|off",
+        help="port of the metrics; 0: any free one (default: off)",
+    )
+    add(
+        "--max-requests",
+        default=MAX_REQUESTS,
+        type=_count,
+        metavar="N",
+        help=f"open requests; more are refused as busy (default: {MAX_REQUESTS})",
+    )
+    add(
+        "--max-queued-tokens",
+        default=MAX_QUEUED_TOKENS,
+        type=_count,
+        metavar="N",
+        help="prompt tokens that wait for prefill; more are refused as busy "
+        f"(default: {MAX_QUEUED_TOKENS})",
+    )
+    add(
+        "--heartbeat-interval-s",
+        default=HEARTBEAT_INTERVAL_S,
+        type=_seconds,
+        metavar="S",
+        help=f"period of Load messages (default: {HEARTBEAT_INTERVAL_S})",
+    )
+    add(
+        "--heartbeat-timeout-s",
+        default=HEARTBEAT_TIMEOUT_S,
+        type=_seconds,
+        metavar="S",
+        help=f"silence after which a frontend is lost (default: {HEARTBEAT_TIMEOUT_S})",
+    )
+    add(
+        "--shutdown-timeout-s",
+        default=SHUTDOWN_TIMEOUT_S,
+        type=_seconds,
+        metavar="S",
+        help="how long running requests may go on after SIGTERM or Ctrl-C "
+        f"(default: {SHUTDOWN_TIMEOUT_S})",
+    )
+    add(
+        "--engine-args",
+        default="",
+        metavar="ARGS",
+        help="engine arguments in one string, before those behind --",
+    )
+    return parser
+
+
+def _own_name(role: str) -> str:
+    return f"{role}-{socket.gethostname()}-{os.getpid()}"
+
+
+def _text(text: str) -> str:
+    if not text:
+        msg = "must not be empty"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if text.startswith("tcp://") and ":" in text[6:]:
+        return text
+    if text.startswith("ipc://"):
+        if len(text[6:].encode()) > _IPC_PATH_BYTES:
+            msg = f"{text!r}: a path of at most {_IPC_PATH_BYTES} bytes"
+            raise argparse.ArgumentTypeError(msg)
+        return text
+    msg = f"{text!r} is not tcp://HOST:PORT or ipc://PATH"
+    raise argparse.ArgumentTypeError(msg)
+
+
+def _metrics_port(text: str) -> int | None:
+    if text == "off":
+        return None
+    if not text.isdecimal() or int(text) > 65_535:
+        msg = f"{text!r} is not a port (0..65535) or off"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        msg = f"{text!r} is not a whole number from 1 up"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        msg = f"{text!r} is not a number of seconds from 0 up"
+        raise argparse.ArgumentTypeError(msg)
+    return value

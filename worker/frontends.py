@@ -1,0 +1,95 @@
+"""Who has said hello, and what each has open: two rows of the worker's tables."""
+
+from __future__ import annotations
+
+from tokenwire.protocol.exchange import Exchange
+from tokenwire.protocol.limits import MAX_ERROR_CHARS
+from tokenwire.protocol.liveness import Liveness
+from tokenwire.protocol.messages import (
+    ErrorKind,
+    Finished,
+    FinishReason,
+    Hello,
+    Submit,
+)
+from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids
+from tokenwire.worker.engine import EngineFinished
+
+from .outbox import Outbox
+
+__all__ = ["Frontend", "Request"]
+
+
+class Frontend:
+    """A peer that has said hello."""
+
+    __slots__ = ("hello", "identity", "is_dirty", "liveness", "outbox", "requests")
+
+    def __init__(self, identity: bytes, hello: Hello, liveness: Liveness) -> None:
+        self.identity = identity
+        self.hello = hello
+        self.liveness = liveness
+        self.requests: dict[str, Request] = {}  # by the frontend's id
+        self.outbox = Outbox()
+        self.is_dirty = False  # whether the outbox waits for the next flush
+
+
+class Request:
+    """A Submit without a Finished."""
+
+    __slots__ = (
+        "engine_id",
+        "exchange",
+        "frontend",
+        "num_queued_tokens",
+        "submit",
+        "submitted_at",
+    )
+
+    def __init__(
+        self, frontend: Frontend, submit: Submit, engine_id: str, now: float
+    ) -> None:
+        self.frontend = frontend
+        self.submit = submit
+        self.engine_id = engine_id
+        self.submitted_at = now
+        self.exchange = Exchange()
+        self.num_queued_tokens = self.num_prompt_tokens  # 0 from the first token on
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The prompt's length, as submitted."""
+        return len(self.submit.token_ids) // TOKEN_BYTES
+
+    def end(self, end: EngineFinished) -> Finished:
+        """Return what the frontend is told of the engine's *end*."""
+        prompt = pack_ids(end.prompt_token_ids) if self.submit.echo_prompt else None
+        return Finished(
+            request_id=self.submit.request_id,
+            reason=end.reason,
+            num_output_tokens=self.exchange.num_tokens,
+            num_prompt_tokens=end.num_prompt_tokens,
+            num_cached_tokens=end.num_cached_tokens,
+            stop_reason=end.stop_reason,
+            error_kind=end.error_kind,
+            error=end.error[:MAX_ERROR_CHARS],
+            prompt_token_ids=prompt,
+            handover=end.handover,
+            kv_transfer_params=end.kv_transfer_params,
+            prompt_logprobs=end.prompt_logprobs,
+            queue_s=end.queue_s,
+            prefill_s=end.prefill_s,
+        )
+
+    def made_up_end(
+        self, reason: FinishReason, kind: ErrorKind | None = None, error: str = ""
+    ) -> Finished:
+        """Return an end for a request that the engine does not end."""
+        return Finished(
+            request_id=self.submit.request_id,
+            reason=reason,
+            num_output_tokens=self.exchange.num_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
+            error_kind=kind,
+            error=error[:MAX_ERROR_CHARS],
+        )

@@ -1,0 +1,166 @@
+"""The worker's Prometheus metrics; the only ``prometheus_client`` of this package.
+
+Names are vLLM's with ``tokenwire_worker_`` in the place of ``vllm:``, where vLLM has
+one. Counts are of what crossed the wire, whichever engine is behind it; vLLM's own
+families are on the same page, from the same default registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+)
+
+from tokenwire.protocol.messages import ErrorKind, Finished
+from tokenwire.worker.engine import EngineLoad
+
+__all__ = ["Metrics", "MetricsServer", "serve_metrics"]
+
+PREFIX = "tokenwire_worker_"
+
+_LATENCY_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+"""vLLM's range for queue and prefill times, with finer steps below 0.3 s, where a
+healthy hand-over is."""
+
+
+class Metrics:
+    """What a worker counts, for one served model."""
+
+    def __init__(self, model_name: str, registry: CollectorRegistry = REGISTRY) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            names = ("model_name", *labels)
+            return Counter(PREFIX + name, text, names, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            whole = Gauge(PREFIX + name, text, ("model_name",), registry=registry)
+            return whole.labels(model_name)
+
+        def seconds(name: str, text: str) -> Histogram:
+            whole = Histogram(
+                PREFIX + name,
+                text,
+                ("model_name",),
+                registry=registry,
+                buckets=_LATENCY_BUCKETS_S,
+            )
+            return whole.labels(model_name)
+
+        self._model_name = model_name
+        self._running = gauge("num_requests_running", "Requests in the running batch.")
+        self._waiting = gauge("num_requests_waiting", "Requests the engine has queued.")
+        self._kv_usage = gauge(
+            "kv_cache_usage_perc", "Used share of the KV blocks, 0..1."
+        )
+        self._open = gauge("num_requests_open", "Submits without a Finished.")
+        self._frontends = gauge("num_frontends", "Frontends that have said hello.")
+        self._prompt = counter("prompt_tokens", "Prompt tokens of ended requests.")
+        self._cached = counter(
+            "prompt_tokens_cached", "Those of them that the engine did not compute."
+        )
+        self._generated = counter("generation_tokens", "Tokens sent to frontends.")
+        self._ended = counter("request_success", "Ends, by reason.", "finished_reason")
+        self._errors = counter("request_errors", "Ends with an error.", "kind")
+        self._cancels = counter("request_cancels", "Cancelled by or with a frontend.")
+        self._released = counter("kv_releases", "Hand-overs released without a read.")
+        self._broken = counter("protocol_errors", "Messages that were none.")
+        self._batches = counter("batches", "Batch messages sent.")
+        self._queue_s = seconds("request_queue_time_seconds", "Waiting in the engine.")
+        self._prefill_s = seconds(
+            "request_prefill_time_seconds", "Prefill in the engine."
+        )
+        self._ttft_s = seconds("time_to_first_token_seconds", "Submit to first token.")
+        self._e2e_s = seconds("e2e_request_latency_seconds", "Submit to Finished.")
+        self._handover_s = seconds(
+            "kv_handover_seconds", "Of decode legs: Submit to first token."
+        )
+
+    def engine_load(self, load: EngineLoad, num_open: int, num_frontends: int) -> None:
+        """Show how busy the worker is now."""
+        self._running.set(load.num_running)
+        self._waiting.set(load.num_waiting)
+        self._kv_usage.set(load.kv_usage)
+        self._open.set(num_open)
+        self._frontends.set(num_frontends)
+
+    def generated(self, num_tokens: int) -> None:
+        """Count the tokens of one step."""
+        self._generated.labels(self._model_name).inc(num_tokens)
+
+    def batch_sent(self) -> None:
+        """Count a Batch."""
+        self._batches.labels(self._model_name).inc()
+
+    def first_token(self, seconds: float, *, of_handover: bool) -> None:
+        """Record the time to a first token, of a decode leg if *of_handover*."""
+        self._ttft_s.observe(seconds)
+        if of_handover:
+            self._handover_s.observe(seconds)
+
+    def finished(self, end: Finished, seconds: float) -> None:
+        """Record the end of a request, *seconds* after its Submit."""
+        name = self._model_name
+        self._ended.labels(name, end.reason.value).inc()
+        self._e2e_s.observe(seconds)
+        self._prompt.labels(name).inc(end.num_prompt_tokens)
+        self._cached.labels(name).inc(end.num_cached_tokens)
+        if end.error_kind is not None:
+            self.failed(end.error_kind)
+            return
+        self._queue_s.observe(end.queue_s)
+        self._prefill_s.observe(end.prefill_s)
+
+    def failed(self, kind: ErrorKind) -> None:
+        """Count an error."""
+        self._errors.labels(self._model_name, kind.value).inc()
+
+    def cancelled(self, num_requests: int = 1) -> None:
+        """Count requests that were cancelled."""
+        self._cancels.labels(self._model_name).inc(num_requests)
+
+    def kv_released(self) -> None:
+        """Count a hand-over that was released."""
+        self._released.labels(self._model_name).inc()
+
+    def protocol_broken(self) -> None:
+        """Count a peer that broke the protocol."""
+        self._broken.labels(self._model_name).inc()
+
+
+@dataclass(slots=True, frozen=True)
+class MetricsServer:
+    """A running exposition over HTTP."""
+
+    host: str
+    port: int
+    close: Callable[[], None]
+
+    @property
+    def url(self) -> str:
+        """Where to scrape."""
+        return f"http://{self.host}:{self.port}/metrics"
+
+
+def serve_metrics(host: str, port: int) -> MetricsServer:
+    """Serve the default registry from a daemon thread; 0 is any free port.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
+    server, thread = start_http_server(port, addr=host)
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return MetricsServer(host, server.server_port, close)

@@ -1,0 +1,389 @@
+"""The worker's desk: frontends and their requests on one side, the engine on the other.
+
+Laws:
+- Every Submit is answered by exactly one Finished, as long as its frontend is there.
+- What a frontend that is lost has open is aborted, and nothing more is sent to it.
+- All that one loop iteration brings for a frontend leaves as one Batch.
+No socket, no clock and no event loop in here: the link, the engine and the timers are
+given, and each can be a fake.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, assert_never
+
+from tokenwire.protocol.errors import Incompatible
+from tokenwire.protocol.handshake import check_hello
+from tokenwire.protocol.limits import MAX_ERROR_CHARS
+from tokenwire.protocol.liveness import Liveness
+from tokenwire.protocol.messages import (
+    Batch,
+    Bye,
+    Cancel,
+    Card,
+    EngineDead,
+    ErrorKind,
+    Finished,
+    FinishReason,
+    FromFrontend,
+    FromWorker,
+    Hello,
+    Leg,
+    Load,
+    Ping,
+    Refused,
+    ReleaseKV,
+    Submit,
+    Tokens,
+)
+from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
+from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, EngineTokens
+
+from .admission import Admission, Bounds, Refusal
+from .frontends import Frontend, Request
+from .metrics import Metrics
+from .outbox import send_batch
+from .timers import Timers
+
+__all__ = ["Bounds", "Sender", "Service"]
+
+logger = logging.getLogger(__name__)
+
+MAX_FRONTENDS = 1_024
+"""Far above any deployment's; each costs a Load message a second."""
+
+ABORT_GRACE_S = 15.0
+"""An engine that has not ended a cancelled request by then never will: the Finished is
+made up. Longer than the simulated engine's longest read of KV, and NIXL's usual ones."""
+
+
+class Sender(Protocol):
+    """The link, as far as the service needs it."""
+
+    def send(self, identity: bytes, message: FromWorker) -> bool:
+        """Queue *message*; return False if the peer is lost."""
+        ...
+
+
+class Service:
+    """Takes messages (a link's ``Receiver``) and outputs (an ``EngineSink``)."""
+
+    def __init__(
+        self,
+        *,
+        card: Card,
+        engine: Engine,
+        sender: Sender,
+        timers: Timers,
+        metrics: Metrics,
+        bounds: Bounds,
+    ) -> None:
+        self._card = card
+        self._engine = engine
+        self._sender = sender
+        self._timers = timers
+        self._metrics = metrics
+        self._bounds = bounds
+        self._admission = Admission(card, bounds)
+        self._frontends: dict[bytes, Frontend] = {}
+        self._requests: dict[str, Request] = {}  # by the engine's id
+        self._aborting: dict[str, float] = {}  # engine id -> when to give up, ascending
+        self._num_submits = 0
+        self._dirty: list[Frontend] = []
+        self.dead_reason: str | None = None
+        self.on_change: Callable[[], None] = _nothing
+        """Called when the engine has died, and when a drained worker is empty."""
+
+    @property
+    def num_requests(self) -> int:
+        """Submits without a Finished."""
+        return len(self._requests)
+
+    # -- from the frontends ---------------------------------------------------------
+
+    def received(self, identity: bytes, message: FromFrontend) -> None:
+        """Take a message of the peer *identity*."""
+        if isinstance(message, Hello):
+            self._hello(identity, message)
+            return
+        frontend = self._frontends.get(identity)
+        if frontend is None:
+            if not isinstance(message, Bye):
+                self._sender.send(identity, Refused("say hello first"))
+            return
+        frontend.liveness.heard(self._timers.time())
+        match message:
+            case Submit():
+                self._submit(frontend, message)
+            case Cancel():
+                request = frontend.requests.get(message.request_id)
+                if request is not None:
+                    self._cancel(request)
+            case ReleaseKV():
+                self._metrics.kv_released()
+                self._engine.release_kv(message.request_id, message.handover)
+            case Ping():
+                pass  # it has been heard
+            case Bye():
+                self._lose(frontend, message.reason or "it said bye")
+            case _:
+                assert_never(message)
+
+    def broken(self, identity: bytes, reason: str) -> None:
+        """Take note that a peer broke the protocol: it is as lost."""
+        self._metrics.protocol_broken()
+        frontend = self._frontends.get(identity)
+        if frontend is not None:
+            self._lose(frontend, reason)
+
+    def _hello(self, identity: bytes, hello: Hello) -> None:
+        try:
+            check_hello(hello)
+        except Incompatible as error:
+            self._sender.send(identity, Refused(str(error)))
+            return
+        known = self._frontends.get(identity)
+        if known is not None and known.hello.incarnation != hello.incarnation:
+            self._lose(known, "it has started anew")
+            known = None
+        if known is None:
+            if len(self._frontends) >= MAX_FRONTENDS:
+                reason = f"this worker has {MAX_FRONTENDS} frontends, its limit"
+                self._sender.send(identity, Refused(reason))
+                return
+            liveness = Liveness(
+                self._timers.time(),
+                self._bounds.heartbeat_interval_s,
+                self._bounds.heartbeat_timeout_s,
+            )
+            known = Frontend(identity, hello, liveness)
+            self._frontends[identity] = known
+            logger.info("frontend %s is here", hello.frontend_id)
+        known.liveness.heard(self._timers.time())
+        self._send(known, self._card)
+        self._send(known, self._load())
+
+    def _submit(self, frontend: Frontend, submit: Submit) -> None:
+        is_open = submit.request_id in frontend.requests
+        refusal = self._admission.refusal(submit, is_open=is_open)
+        if refusal is not None:
+            self._refuse(frontend, submit, refusal)
+            return
+        self._num_submits += 1
+        engine_id = f"{self._card.incarnation}-{self._num_submits}"
+        request = Request(frontend, submit, engine_id, self._timers.time())
+        frontend.requests[submit.request_id] = request
+        self._requests[engine_id] = request
+        self._admission.num_requests += 1
+        self._admission.num_queued_tokens += request.num_queued_tokens
+        self._engine.submit(
+            EngineRequest(
+                request_id=engine_id,
+                token_ids=unpack_ids(submit.token_ids),
+                sampling=submit.sampling,
+                leg=submit.leg,
+                handover=submit.handover,
+                kv_transfer_params=submit.kv_transfer_params,
+                priority=submit.priority,
+                cache_salt=submit.cache_salt,
+            )
+        )
+
+    def _refuse(self, frontend: Frontend, submit: Submit, refusal: Refusal) -> None:
+        """Answer a Submit that never becomes a request."""
+        end = Finished(
+            request_id=submit.request_id,
+            reason=FinishReason.ERROR,
+            num_output_tokens=0,
+            num_prompt_tokens=len(submit.token_ids) // TOKEN_BYTES,
+            error_kind=refusal.kind,
+            error=refusal.error,
+            prompt_token_ids=submit.token_ids if submit.echo_prompt else None,
+        )
+        frontend.outbox.finished.append(end)
+        self._metrics.failed(refusal.kind)
+        self._flush_soon(frontend)
+
+    def _cancel(self, request: Request) -> None:
+        if request.engine_id not in self._aborting:
+            self._aborting[request.engine_id] = self._timers.time() + ABORT_GRACE_S
+            self._metrics.cancelled()
+            self._engine.abort(request.engine_id)
+
+    def _lose(self, frontend: Frontend, why: str) -> None:
+        """Forget a frontend, and abort what it has open."""
+        self._frontends.pop(frontend.identity, None)
+        logger.info("frontend %s is gone: %s", frontend.hello.frontend_id, why)
+        requests = list(frontend.requests.values())
+        for request in requests:
+            self._forget(request)
+        if requests:
+            self._metrics.cancelled(len(requests))
+        for request in requests:
+            self._engine.abort(request.engine_id)
+        self._tell_if_idle()
+
+    # -- from the engine ------------------------------------------------------------
+
+    def outputs(
+        self, tokens: list[EngineTokens], finished: list[EngineFinished]
+    ) -> None:
+        """Take what one step brought."""
+        requests = self._requests
+        num_tokens = 0
+        for new in tokens:
+            request = requests.get(new.request_id)
+            if request is None:  # its frontend is gone
+                continue
+            exchange = request.exchange
+            if not exchange.num_tokens:
+                self._first_token(request)
+            item = Tokens(
+                request.submit.request_id,
+                exchange.num_tokens,
+                pack_ids(new.token_ids),
+                new.logprobs,
+            )
+            exchange.tokens(item)
+            num_tokens += len(new.token_ids)
+            frontend = request.frontend
+            frontend.outbox.tokens.append(item)
+            if not frontend.is_dirty:
+                self._flush_soon(frontend)
+        if num_tokens:
+            self._metrics.generated(num_tokens)
+        for end in finished:
+            request = requests.get(end.request_id)
+            if request is not None:
+                self._answer(request, request.end(end))
+
+    def died(self, reason: str) -> None:
+        """End what is still open, tell every frontend, and note the reason."""
+        self.dead_reason = reason[:MAX_ERROR_CHARS]
+        self._admission.is_draining = True
+        for request in list(self._requests.values()):
+            self._answer(
+                request,
+                request.made_up_end(FinishReason.ERROR, ErrorKind.ENGINE, reason),
+            )
+        self.flush()
+        for frontend in list(self._frontends.values()):
+            self._send(frontend, EngineDead(self.dead_reason))
+        self.on_change()
+
+    def _first_token(self, request: Request) -> None:
+        self._admission.num_queued_tokens -= request.num_queued_tokens
+        request.num_queued_tokens = 0
+        seconds = self._timers.time() - request.submitted_at
+        of_handover = request.submit.leg is Leg.DECODE
+        self._metrics.first_token(seconds, of_handover=of_handover)
+
+    def _answer(self, request: Request, end: Finished) -> None:
+        request.exchange.finished(end)
+        self._forget(request)
+        request.frontend.outbox.finished.append(end)
+        self._metrics.finished(end, self._timers.time() - request.submitted_at)
+        self._flush_soon(request.frontend)
+        self._tell_if_idle()
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.engine_id]
+        self._admission.num_requests -= 1
+        del request.frontend.requests[request.submit.request_id]
+        self._aborting.pop(request.engine_id, None)
+        self._admission.num_queued_tokens -= request.num_queued_tokens
+
+    # -- to the frontends -----------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send what is collected."""
+        dirty, self._dirty = self._dirty, []
+        for frontend in dirty:
+            frontend.is_dirty = False
+            for batch in frontend.outbox.take():
+                send_batch(batch, partial(self._send_one_batch, frontend))
+
+    def _flush_soon(self, frontend: Frontend) -> None:
+        if frontend.is_dirty:
+            return
+        frontend.is_dirty = True
+        if not self._dirty:
+            self._timers.call_soon(self.flush)
+        self._dirty.append(frontend)
+
+    def _send_one_batch(self, frontend: Frontend, batch: Batch) -> bool:
+        if not self._send(frontend, batch):
+            return False
+        self._metrics.batch_sent()
+        return True
+
+    def _send(self, frontend: Frontend, message: FromWorker) -> bool:
+        if self._frontends.get(frontend.identity) is not frontend:
+            return False
+        if self._sender.send(frontend.identity, message):
+            return True
+        self._lose(frontend, "nothing can be sent to it")
+        return False
+
+    # -- by the clock ---------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look at the clock; several times per heartbeat interval."""
+        now = self._timers.time()
+        for frontend in list(self._frontends.values()):
+            if frontend.liveness.lost(now):
+                silence_s = frontend.liveness.silence_s(now)
+                self._lose(frontend, f"nothing heard for {silence_s:.1f} s")
+            elif frontend.liveness.beat_due(now):
+                self._send(frontend, self._load())
+        for engine_id, give_up_at in list(self._aborting.items()):
+            if give_up_at > now:
+                break
+            logger.error("the engine did not end request %s after abort", engine_id)
+            request = self._requests[engine_id]
+            self._answer(request, request.made_up_end(FinishReason.ABORT))
+        self._metrics.engine_load(
+            self._engine.load(), self.num_requests, len(self._frontends)
+        )
+
+    def _load(self) -> Load:
+        load = self._engine.load()
+        return Load(
+            incarnation=self._card.incarnation,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            kv_usage=load.kv_usage,
+            num_waiting_tokens=self._admission.num_queued_tokens,
+            draining=self._admission.is_draining,
+            num_requests=self.num_requests,
+        )
+
+    # -- the end --------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take nothing new from now on, and say so."""
+        self._admission.is_draining = True
+        for frontend in list(self._frontends.values()):
+            self._send(frontend, self._load())
+
+    def cancel_all(self) -> None:
+        """Cancel every open request; each still gets its end."""
+        for request in list(self._requests.values()):
+            self._cancel(request)
+
+    def end_all(self) -> None:
+        """End what is open although the engine has not; the worker is leaving."""
+        for request in list(self._requests.values()):
+            self._answer(request, request.made_up_end(FinishReason.ABORT))
+        self.flush()
+
+    def _tell_if_idle(self) -> None:
+        if self._admission.is_draining and not self._requests:
+            self.on_change()
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,1 @@
+"""An engine without a model: the timing and the bookkeeping of one, ids by a rule."""

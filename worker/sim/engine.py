@@ -1,0 +1,285 @@
+"""The simulated engine: its clock, its steps, its faults; the rules are elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from tokenwire.protocol.messages import ErrorKind, FinishReason, JsonObject, Role
+from tokenwire.worker.engine import (
+    EngineFinished,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    EngineSink,
+    EngineStartError,
+    EngineTokens,
+    Progress,
+)
+from tokenwire.worker.timers import LoopTimers, Timers
+
+from .faults import Faults
+from .model import SimModel, read_model
+from .options import SimOptions
+from .sampler import Rule
+from .scheduler import Scheduler
+from .script import Script, read_script
+from .transfer import SideChannel
+
+__all__ = ["SimEngine"]
+
+VERSION = "1"
+"""Of the rule that makes the ids and of the side channel: raise it with either."""
+
+
+class SimEngine:
+    """An ``Engine`` without a model."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        role: Role,
+        options: SimOptions,
+        timers: Timers | None = None,
+    ) -> None:
+        self._model = model
+        self._role = role
+        self._options = options
+        self._given_timers = timers
+        self._faults = Faults(options.faults)
+        self._channel = SideChannel(
+            secrets.token_hex(8), self, transfer_s=options.transfer_s
+        )
+        self._num_steps = 0
+        self._stepping = False  # a step is under way, or planned for this iteration
+        self._flushing = False
+        self._started = False
+        self._down = ""  # why the engine takes nothing; empty: it does
+        self._ended: list[EngineFinished] = []
+        self._due = 0.0
+        self._expiry_due = False
+
+    # -- the interface --------------------------------------------------------------
+
+    async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
+        """Read the model's folder and the script, listen, return what is served.
+
+        Raises:
+            EngineStartError: One of these fails, or the sizes do not fit together.
+        """
+        options = self._options
+        progress("reading the model's sizes")
+        model = read_model(self._model)
+        script = read_script(options.script) if options.script else Script()
+        max_model_len = self._checked_model_len(model)
+        if options.load_s:
+            progress("loading no weights")
+            await asyncio.sleep(options.load_s)
+        self._timers: Timers = self._given_timers or LoopTimers()
+        self._sink = sink
+        self._vocab_size = model.vocab_size
+        self._scheduler = Scheduler(
+            options,
+            Rule(model, options.mean_output_tokens),
+            script,
+            max_model_len,
+            self._channel,
+        )
+        if self._role is Role.PREFILL:
+            host, port = options.side_channel_host, options.side_channel_port
+            try:
+                await self._channel.listen(host, port)
+            except OSError as error:
+                msg = f"the side channel cannot listen on {host}:{port}: {error}"
+                raise EngineStartError(msg) from error
+        self._started = True
+        disaggregated = self._role is not Role.AGGREGATED
+        return EngineInfo(
+            engine="sim",
+            version=VERSION,
+            max_model_len=max_model_len,
+            vocab_size=model.vocab_size,
+            block_size=options.block_size,
+            num_kv_blocks=options.num_blocks,
+            max_num_seqs=options.max_num_seqs,
+            dtype=model.dtype,
+            connector="sim" if disaggregated else "",
+            connector_compatibility=f"sim-{VERSION}" if disaggregated else "",
+        )
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request; whatever is wrong with it arrives as its end."""
+        if self._down:
+            self._end_soon(_refused(request, ErrorKind.ENGINE, self._down))
+            return
+        if request.token_ids and not (
+            min(request.token_ids) >= 0 and max(request.token_ids) < self._vocab_size
+        ):
+            error = f"Token id {max(request.token_ids)} is out of vocabulary"
+            self._end_soon(_refused(request, ErrorKind.INVALID, error))
+            return
+        if request.sampling.structured_output is not None:
+            error = "The simulated engine has no structured output"
+            self._end_soon(_refused(request, ErrorKind.INVALID, error))
+            return
+        end = self._scheduler.add(request, self._timers.time())
+        if end is not None:
+            self._end_soon(end)
+        else:
+            self._wake()
+
+    def abort(self, request_id: str) -> None:
+        """End a request soon, with reason ``abort``; unknown ids are ignored."""
+        end = self._scheduler.abort(request_id, self._timers.time())
+        if end is not None:
+            self._end_soon(end)
+            self._wake()
+
+    def release_kv(self, request_id: str, handover: JsonObject) -> None:
+        """Let the prefill engine free what it holds."""
+        del request_id  # the hand-over names it as the prefill engine knows it
+        self._channel.free(handover)
+
+    def load(self) -> EngineLoad:
+        """Return how busy the engine is."""
+        return self._scheduler.load()
+
+    async def stop(self) -> None:
+        """Abort what runs and close the side channel."""
+        if self._started and not self._down:
+            self._down = "the engine is stopped"
+            self._ended += self._scheduler.end_all(
+                FinishReason.ABORT, self._timers.time()
+            )
+            self._flush()
+        await self._channel.close()
+
+    # -- the table of held KV, for the side channel ----------------------------------
+
+    def prompt_crc_of(self, request_id: str) -> int | None:
+        """Return the checksum of the prompt whose KV is held, or None."""
+        held = self._scheduler.held.get(request_id)
+        return None if held is None else held.prompt_crc
+
+    def kv_taken(self, request_id: str) -> None:
+        """Free held KV."""
+        self._scheduler.kv_taken(request_id)
+        self._wake()
+
+    def kv_arrived(self, request_id: str, error: str | None) -> None:
+        """Go on with a decode leg, or end it."""
+        if error is None and self._faults.fails_read():
+            error = "the transfer failed: injected fault"
+        end = self._scheduler.kv_arrived(request_id, error, self._timers.time())
+        if end is not None:
+            self._end_soon(end)
+        self._wake()
+
+    # -- steps ----------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Begin a step in the next iteration, unless one is under way."""
+        if not self._stepping and not self._down and self._scheduler.has_work:
+            self._stepping = True
+            self._due = self._timers.time()
+            self._timers.call_soon(self._begin_step)
+
+    def _begin_step(self) -> None:
+        if self._down:
+            return
+        now = self._timers.time()
+        num_prompt_tokens = self._scheduler.plan(now)
+        if num_prompt_tokens is None:
+            self._stepping = False
+            return
+        self._num_steps += 1
+        if self._faults.dies(self._num_steps):
+            self._die(f"injected fault at step {self._num_steps}")
+            return
+        if self._faults.freezes(self._num_steps):
+            return  # ``_stepping`` stays set: nothing wakes it again
+        duration = self._options.step_s + self._faults.extra_s(self._num_steps)
+        if self._options.prefill_tokens_per_s:
+            duration += num_prompt_tokens / self._options.prefill_tokens_per_s
+        if not duration:
+            self._timers.call_soon(self._end_step)
+            return
+        # From where the last step was due, not from now: timers have a grain of 1 ms,
+        # and steps must not be longer on average. Lateness is not made up for.
+        self._due = max(self._due + duration, now)
+        self._timers.call_at(self._due, self._end_step)
+
+    def _end_step(self) -> None:
+        if self._down:
+            return
+        now = self._timers.time()
+        output = self._scheduler.commit(now)
+        self._emit(output.tokens, output.finished)
+        self._arm_expiry()
+        self._begin_step()
+
+    def _die(self, reason: str) -> None:
+        self._down = f"the engine died: {reason}"
+        self._ended += self._scheduler.end_all(
+            FinishReason.ERROR, self._timers.time(), self._down
+        )
+        self._flush()
+        self._sink.died(self._down)
+
+    def _arm_expiry(self) -> None:
+        held = self._scheduler.held
+        if held and not self._expiry_due:
+            self._expiry_due = True
+            first = next(iter(held.values()))
+            self._timers.call_at(first.expires_at, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry_due = False
+        self._scheduler.expire(self._timers.time())
+        self._arm_expiry()
+        self._wake()
+
+    # -- outputs --------------------------------------------------------------------
+
+    def _end_soon(self, end: EngineFinished) -> None:
+        self._ended.append(end)
+        if not self._flushing:
+            self._flushing = True
+            self._timers.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        ended, self._ended = self._ended, []
+        if ended:
+            self._emit([], ended)
+
+    def _emit(self, tokens: list[EngineTokens], ends: list[EngineFinished]) -> None:
+        if ends and self._options.faults:
+            ends = [end for end in ends if not self._faults.drops_end()]
+        if tokens or ends:
+            self._sink.outputs(tokens, ends)
+
+    def _checked_model_len(self, model: SimModel) -> int:
+        options = self._options
+        max_model_len = options.max_model_len or model.max_model_len
+        room = options.num_blocks * options.block_size
+        if max_model_len > room:
+            msg = (
+                f"a context of {max_model_len} tokens does not fit into "
+                f"{options.num_blocks} blocks of {options.block_size}: raise "
+                "--num-blocks or lower --max-model-len"
+            )
+            raise EngineStartError(msg)
+        return max_model_len
+
+
+def _refused(request: EngineRequest, kind: ErrorKind, error: str) -> EngineFinished:
+    return EngineFinished(
+        request_id=request.request_id,
+        reason=FinishReason.ERROR,
+        num_prompt_tokens=len(request.token_ids),
+        error_kind=kind,
+        error=error,
+        prompt_token_ids=request.token_ids,
+    )

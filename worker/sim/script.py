@@ -1,0 +1,103 @@
+"""Scripted sequences: which prompts get which output ids, from a JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids
+from tokenwire.worker.engine import EngineStartError
+
+__all__ = ["Answer", "Script", "ScriptEntry", "read_script"]
+
+MAX_SCRIPT_BYTES = 64 * 1024 * 1024
+"""A script is read whole; a bigger file is a mistake."""
+
+
+class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rule. Without a condition it matches every prompt; the first match wins."""
+
+    output_token_ids: list[int]
+    prompt_token_ids: list[int] | None = None  # the whole prompt
+    contains: list[int] | None = None  # these ids in a row, anywhere in it
+    num_prompt_tokens: int | None = None
+    then: Literal["eos", "generate"] = "eos"  # after the last scripted id
+    resume: bool = False
+    """Whether a prompt that ends with the first scripted ids goes on behind them. A
+    rule with ``prompt_token_ids`` always does: there it cannot be by chance."""
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """The scripted ids for one prompt, from *start* on."""
+
+    token_ids: Sequence[int]
+    start: int
+    then_eos: bool
+
+
+class Script:
+    """The rules, in order."""
+
+    def __init__(self, entries: Sequence[ScriptEntry] = ()) -> None:
+        self._entries = tuple(entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def answer(self, prompt: Sequence[int]) -> Answer | None:
+        """Return what the first rule that matches *prompt* says, or None."""
+        for entry in self._entries:
+            start = _match(entry, prompt)
+            if start is not None:
+                return Answer(entry.output_token_ids, start, entry.then == "eos")
+        return None
+
+
+def read_script(path: str) -> Script:
+    """Return the script in the file *path*: a JSON list of rules.
+
+    Raises:
+        EngineStartError: It cannot be read, or is not such a list.
+    """
+    file = Path(path)
+    try:
+        if file.stat().st_size > MAX_SCRIPT_BYTES:
+            msg = f"script {path} is above {MAX_SCRIPT_BYTES} bytes"
+            raise EngineStartError(msg)
+        return Script(msgspec.json.decode(file.read_bytes(), type=list[ScriptEntry]))
+    except (OSError, msgspec.DecodeError) as error:
+        msg = f"script {path} cannot be read: {error}"
+        raise EngineStartError(msg) from error
+
+
+def _match(entry: ScriptEntry, prompt: Sequence[int]) -> int | None:
+    """Return where in the output to start, or None if *prompt* does not match."""
+    output = entry.output_token_ids
+    whole = entry.prompt_token_ids
+    if whole is not None:
+        rest = list(prompt[len(whole) :])
+        if list(prompt[: len(whole)]) != whole or output[: len(rest)] != rest:
+            return None
+        return len(rest)
+    if entry.contains is not None and not _contains(prompt, entry.contains):
+        return None
+    if entry.num_prompt_tokens not in {None, len(prompt)}:
+        return None
+    if entry.resume:
+        for size in range(min(len(output), len(prompt)), 0, -1):
+            if list(prompt[-size:]) == output[:size]:
+                return size
+    return 0
+
+
+def _contains(prompt: Sequence[int], part: Sequence[int]) -> bool:
+    haystack, needle = pack_ids(prompt), pack_ids(part)
+    at = haystack.find(needle)
+    while at % TOKEN_BYTES and at >= 0:  # a match across the border of two ids
+        at = haystack.find(needle, at + 1)
+    return at >= 0

@@ -1,0 +1,120 @@
+"""vLLM's own command line and environment, with the defaults that a role needs.
+
+The operator's arguments reach vLLM untouched. Ours stand before them, so whatever
+the operator also gives wins; an environment variable is set only where it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import MutableMapping
+from typing import Any, NoReturn
+
+from tokenwire.protocol.messages import Role
+from tokenwire.worker.engine import EngineStartError
+
+from .binding import Vllm
+
+__all__ = ["engine_config", "set_environment"]
+
+CPU_KV_CACHE_BYTES = 1 << 30
+"""KV cache of one CPU engine. vLLM's own default is 92 % of the machine's memory,
+which no second engine survives; 1 GiB is 23,000 tokens of a 135M model in float32."""
+
+CPU_WORKER_CLASS = "tokenwire.worker.vllm.cpu_worker.CpuWorker"
+
+
+def set_environment(
+    vllm: Vllm, role: Role, environ: MutableMapping[str, str] = os.environ
+) -> None:
+    """Set the variables that vLLM's processes inherit, where the operator did not."""
+    # The process holds sockets and threads by now: a fork would share both.
+    environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    # A worker talks to its own stack only; vLLM would report to its makers.
+    environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if role is not Role.AGGREGATED:
+        # Loopback until the operator names an interface: the handshake on this port
+        # has no authentication. The port is vLLM's 5600 for every engine otherwise,
+        # and the second one on a machine dies.
+        environ.setdefault("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
+        if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in environ:
+            environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())
+    if vllm.is_cpu and "VLLM_CPU_OMP_THREADS_BIND" not in environ:
+        # vLLM binds each engine's threads to the machine's first cores: two engines
+        # share them and the rest idles. Unbound, the kernel places them.
+        environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        # OpenMP's threads spin while they wait: one core too many taken, and a token
+        # costs 500 ms instead of 30. One core is left to the other processes; a
+        # disaggregated engine has a peer, on the same machine when it is a CPU.
+        cores = len(os.sched_getaffinity(0))
+        threads = cores - 1 if role is Role.AGGREGATED else cores // 2
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
+
+
+def engine_config(
+    vllm: Vllm, model: str, served_name: str, role: Role, given: list[str]
+) -> Any:  # vLLM's VllmConfig, untyped here
+    """Return vLLM's configuration for *role* from the operator's arguments.
+
+    Raises:
+        EngineStartError: vLLM refuses an argument or their combination.
+    """
+    for name in ("--model", "--served-model-name"):
+        if any(_names(argument, name) for argument in given):
+            msg = f"{name} is an option of tokenwire-worker, not of the engine"
+            raise EngineStartError(msg)
+    arguments = ["--model", model, "--served-model-name", served_name]
+    # Only vLLM's log lines; its Prometheus families are recorded all the same.
+    arguments.append("--disable-log-stats")
+    if vllm.is_cpu:
+        # Compiling takes minutes, and the two sides of a pair would not share it.
+        arguments += ["--enforce-eager", "--worker-cls", CPU_WORKER_CLASS]
+        if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+            arguments += ["--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)]
+    if role is not Role.AGGREGATED and not any(
+        _names(argument, "--kv-transfer-config") for argument in given
+    ):
+        connector: dict[str, str] = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+        }
+        if vllm.is_cpu:
+            connector["kv_buffer_device"] = "cpu"  # vLLM's default is cuda
+        arguments += ["--kv-transfer-config", json.dumps(connector)]
+    parser = vllm.AsyncEngineArgs.add_cli_args(
+        vllm.FlexibleArgumentParser(prog="tokenwire-worker --")
+    )
+    parser.error = _refuse
+    try:
+        parsed = vllm.AsyncEngineArgs.from_cli_args(
+            parser.parse_args([*arguments, *given])
+        )
+        return parsed.create_engine_config()
+    except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
+        raise EngineStartError(first_sentence(error)) from error
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the first lines of an error's text that say something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # pydantic's first line only counts the errors; the next two name and explain.
+    return " ".join(lines[:3]) or type(error).__name__
+
+
+def _refuse(message: str) -> NoReturn:
+    msg = f"vLLM refuses its arguments: {message}"
+    raise EngineStartError(msg)
+
+
+def _names(argument: str, option: str) -> bool:
+    """Return whether *argument* is *option*, in any of vLLM's spellings of it."""
+    name = argument.partition("=")[0].partition(".")[0].rstrip("+")
+    return name.replace("_", "-") == option
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,382 @@
+"""vLLM as an ``Engine``: token ids in, token ids out, one end per request.
+
+Laws, beside those of ``worker.engine``:
+- The model runs in vLLM's processes; here one callback per engine step takes what
+  all requests got, so that the step reaches the sink as one call.
+- No start, stop or abort waits without a bound, and none blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from tokenwire.protocol.messages import (
+    ErrorKind,
+    JsonObject,
+    Leg,
+    Role,
+    Sampling,
+)
+from tokenwire.worker.engine import (
+    EngineFinished,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    EngineSink,
+    EngineStartError,
+    EngineTokens,
+    Progress,
+)
+
+from . import binding
+from .arguments import engine_config, first_sentence, set_environment
+from .information import engine_information
+from .processes import Descendants
+from .request import OpenRequest, Signal
+from .sampling import sampling_params
+from .stats import LoadRecorder
+
+__all__ = ["VllmEngine"]
+
+logger = logging.getLogger(__name__)
+
+TRANSFER_WAIT_S = 1.0
+"""How long an aborted decode leg may go on to let its KV transfer end: aborting in the
+middle has crashed engines (dynamo#8624). A transfer takes 50-100 ms on two CPU cores;
+more than this would break "blocks free again within 2 s" for a leg that only queues."""
+
+ABORT_WAIT_S = 5.0
+"""For the engine core to answer after an abort. It answers between two steps; a step
+of a full prefill batch takes up to 2 s on two CPU cores."""
+
+WATCH_INTERVAL_S = 0.5
+"""How often an idle engine is asked whether it lives. A busy one tells by itself."""
+
+STOP_WAIT_S = 10.0
+"""For vLLM to end its processes, which it gives 5 s before it kills them
+(``VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS``). Below the 30 s that Kubernetes gives."""
+
+PROBE_WAIT_S = 120.0
+"""For the first token of the start's probe: it compiles and pages in what was lazy."""
+
+
+class VllmEngine:
+    """An engine on vLLM's ``AsyncLLM``; use from one event loop, start once.
+
+    Args:
+        model: A path or hub id.
+        served_name: The name that clients use.
+        role: Prefill and decode get a KV connector, unless *engine_args* names one.
+        engine_args: vLLM's own command-line arguments, as ``vllm serve`` takes them.
+    """
+
+    def __init__(
+        self, model: str, served_name: str, role: Role, engine_args: list[str]
+    ) -> None:
+        self._model = model
+        self._served_name = served_name
+        self._role = role
+        self._engine_args = list(engine_args)
+        self._vllm: binding.Vllm
+        self._llm: Any = None  # vLLM's AsyncLLM, once started
+        self._sink: EngineSink
+        self._loop: asyncio.AbstractEventLoop
+        self._descendants: Descendants
+        self._recorder = LoadRecorder()
+        self._open: dict[str, OpenRequest] = {}
+        self._ready: dict[str, OpenRequest] = {}  # have an output that is not taken
+        self._flush_due = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_releases = 0
+        self._gone = ""  # why nothing can be submitted any more
+
+    async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
+        """Load the model, try one token, and return what is served.
+
+        Raises:
+            EngineStartError: vLLM is missing, refuses its arguments, or fails.
+        """
+        self._sink = sink
+        self._loop = asyncio.get_running_loop()
+        progress("importing vLLM")
+        try:
+            self._vllm = await asyncio.to_thread(binding.load)
+        except (ImportError, AttributeError) as error:
+            msg = f"vLLM cannot be imported ({error}): install tokenwire[cpu] or [gpu]"
+            raise EngineStartError(msg) from error
+        self._descendants = Descendants()
+        loading = asyncio.create_task(asyncio.to_thread(self._load, progress))
+        try:
+            config = await asyncio.shield(loading)
+            progress("trying one token")
+            await self._probe()
+        except BaseException:
+            await self._abandon(loading)
+            raise
+        self._descendants.look()
+        self._spawn(self._watch())
+        progress("ready")
+        return engine_information(self._vllm, config, self._served_name)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request; whatever is wrong with it arrives as its end.
+
+        Raises:
+            ValueError: A request of this id is open: a bug of the caller.
+        """
+        if request.request_id in self._open:
+            msg = f"request {request.request_id} is already open"
+            raise ValueError(msg)
+        state = OpenRequest(request)
+        self._open[request.request_id] = state
+        self._spawn(self._add(state))
+
+    def abort(self, request_id: str) -> None:
+        """End a request soon, with reason ``abort``; unknown ids are ignored."""
+        state = self._open.get(request_id)
+        if state is None or state.aborted:
+            return
+        state.aborted = True
+        self._spawn(self._abort(state))
+
+    def release_kv(self, request_id: str, handover: JsonObject) -> None:
+        """Let the prefill engine free what it holds, by an empty read from here."""
+        self._num_releases += 1
+        # Unique: a repeated release must not meet the first one in the scheduler.
+        release_id = f"{request_id}-release-{self._num_releases}"
+        self._spawn(self._release(release_id, handover))
+
+    def load(self) -> EngineLoad:
+        """Return the engine core's counts after its last step."""
+        return self._recorder.load()
+
+    async def stop(self) -> None:
+        """Abort what runs, end vLLM's processes; takes up to 15 s."""
+        first = not self._gone
+        self._gone = self._gone or "the engine is stopping"
+        if first:
+            self._end_all([state.stopped() for state in self._open.values()])
+        for task in self._tasks:
+            task.cancel()
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # else it logs the end as a crash
+            ending = asyncio.create_task(asyncio.to_thread(llm.shutdown))
+            _, late = await asyncio.wait({ending}, timeout=STOP_WAIT_S)
+            if late:
+                logger.warning("vLLM did not stop within %s s", STOP_WAIT_S)
+            elif error := ending.exception():
+                logger.warning("vLLM's shutdown failed: %s", error)
+            if killed := await asyncio.to_thread(self._descendants.kill):
+                logger.warning("%d processes of vLLM had to be killed", killed)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- start -------------------------------------------------------------------
+
+    def _load(self, progress: Progress) -> Any:  # vLLM's VllmConfig
+        """Make the ``AsyncLLM``, in a thread: it blocks for half a minute."""
+
+        def tell(phase: str) -> None:
+            self._loop.call_soon_threadsafe(progress, phase)
+
+        set_environment(self._vllm, self._role)
+        tell("reading the model's configuration")
+        config = engine_config(
+            self._vllm, self._model, self._served_name, self._role, self._engine_args
+        )
+        tell("loading weights, making the KV cache")
+        try:
+            self._llm = self._vllm.AsyncLLM.from_vllm_config(
+                config,
+                stat_loggers=[self._recorder.factory],
+                disable_log_stats=True,  # its log lines; the recorder turns stats on
+            )
+        except Exception as error:  # whatever the model's code raises
+            msg = f"vLLM did not start: {first_sentence(error)}"
+            raise EngineStartError(msg) from error
+        return config
+
+    async def _probe(self) -> None:
+        """Generate one token: "ready" is a fact, and vLLM's output task has begun."""
+        params = sampling_params(
+            self._vllm,
+            EngineRequest("probe", [0], Sampling(max_tokens=1, temperature=0.0)),
+        )
+        prompt = self._vllm.tokens_input([0])
+        try:
+            async with asyncio.timeout(PROBE_WAIT_S):
+                async for _ in self._llm.generate(prompt, params, "probe"):
+                    pass
+        except Exception as error:  # any failure is a failed start
+            msg = f"vLLM started, but gives no token: {first_sentence(error)}"
+            raise EngineStartError(msg) from error
+
+    async def _abandon(self, loading: asyncio.Task[Any]) -> None:
+        """Leave nothing of a start that failed or was cancelled."""
+        self._gone = "the engine did not start"
+        for _ in range(20):  # it may be between two of its processes: 20 looks in 10 s
+            await asyncio.to_thread(self._descendants.kill)
+            done, _ = await asyncio.wait({loading}, timeout=0.5)
+            if done:
+                break
+        if self._llm is not None:
+            await self.stop()
+
+    # --- requests ----------------------------------------------------------------
+
+    async def _add(self, state: OpenRequest) -> None:
+        """Give a request to vLLM, or end it with the reason why not."""
+        request = state.request
+        try:
+            if self._gone or self._llm is None:
+                self._end(state, state.failed(ErrorKind.ENGINE, self._gone))
+                return
+            collector = await self._llm.add_request(
+                request.request_id,
+                self._vllm.tokens_input(
+                    request.token_ids, cache_salt=request.cache_salt
+                ),
+                sampling_params(self._vllm, request),
+                priority=request.priority,
+            )
+        except self._vllm.EngineDeadError as error:
+            self._end(state, state.failed(ErrorKind.ENGINE, first_sentence(error)))
+        except self._vllm.GracefulHTTPError as error:
+            self._end(state, state.failed(ErrorKind.BUSY, first_sentence(error)))
+        except (self._vllm.VLLMClientError, ValueError, TypeError, OverflowError) as e:
+            # OverflowError: a number that vLLM's msgpack has no form for.
+            await self._forget(state)
+            self._end(state, state.failed(ErrorKind.INVALID, first_sentence(e)))
+        except Exception as error:  # one request's task: the others go on
+            logger.exception("request %s could not be added", request.request_id)
+            await self._forget(state)
+            self._end(state, state.failed(ErrorKind.ENGINE, first_sentence(error)))
+        else:
+            state.collector = collector
+            collector.ready = Signal(lambda: self._notice(state))
+            if collector.output is not None:  # it came before the signal was there
+                self._notice(state)
+        finally:
+            state.added.set()
+
+    async def _forget(self, state: OpenRequest) -> None:
+        """Drop what vLLM may have registered of a request it then failed to add."""
+        if not self._gone:
+            await self._llm.abort(state.request.request_id)
+
+    def _notice(self, state: OpenRequest) -> None:
+        self._ready[state.request.request_id] = state
+        if not self._flush_due:
+            # vLLM hands out a whole step before it yields: one flush takes it all.
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Take the outputs of all requests that have one, as one call of the sink."""
+        self._flush_due = False
+        ready, self._ready = self._ready, {}
+        tokens: list[EngineTokens] = []
+        finished: list[EngineFinished] = []
+        for request_id, state in ready.items():
+            if self._open.get(request_id) is not state:
+                continue
+            end: EngineFinished | None
+            try:
+                output = state.collector.get_nowait()
+                if output is None:
+                    continue
+                new, end = state.take(output)
+                if new is not None:
+                    tokens.append(new)
+            except Exception as error:  # noqa: BLE001 - vLLM hands over what ended it
+                end = state.failed(ErrorKind.ENGINE, first_sentence(error))
+            if end is not None:
+                self._close(state)
+                finished.append(end)
+        if tokens or finished:
+            self._sink.outputs(tokens, finished)
+
+    def _end(self, state: OpenRequest, end: EngineFinished) -> None:
+        """End a request that is still open; else its end is out already."""
+        if self._open.get(state.request.request_id) is state:
+            if state.aborted:
+                end = state.stopped()
+            self._close(state)
+            self._sink.outputs([], [end])
+
+    def _end_all(self, ends: list[EngineFinished]) -> None:
+        for state in list(self._open.values()):
+            self._close(state)
+        if ends:
+            self._sink.outputs([], ends)
+
+    def _close(self, state: OpenRequest) -> None:
+        del self._open[state.request.request_id]
+        state.added.set()
+        state.moved.set()
+
+    async def _abort(self, state: OpenRequest) -> None:
+        """Abort in the engine; a transfer in flight ends first."""
+        request = state.request
+        await state.added.wait()  # ends with _add, which only waits to send
+        if self._gone or self._open.get(request.request_id) is not state:
+            return
+        try:
+            if request.leg is Leg.DECODE:
+                await _within(TRANSFER_WAIT_S, state.moved.wait())
+            elif request.leg is Leg.PREFILL:
+                # ``AsyncLLM.abort`` forgets the request at once, and with it the
+                # handles of KV that this very step may have put on hold for 30 s.
+                # The core works in order: its answer to the question comes after
+                # the last output that the request will have.
+                await self._llm.engine_core.abort_requests_async(
+                    [state.collector.request_id]
+                )
+                await _within(ABORT_WAIT_S, self._llm.is_paused())
+                await asyncio.sleep(0)  # one turn, for outputs that came before it
+            await self._llm.abort(request.request_id)
+        except self._vllm.EngineDeadError:
+            return  # the watch ends every request
+
+    async def _release(self, release_id: str, handover: JsonObject) -> None:
+        if self._gone:
+            return
+        try:
+            await self._llm.notify_kv_transfer_request_rejected(release_id, handover)
+        except self._vllm.EngineDeadError:
+            return  # the lease ends by itself, after 30 s
+        except (ValueError, TypeError, OverflowError) as error:
+            # The handles came over the wire: what they hold is not ours to trust.
+            logger.warning("%s: not a hand-over: %s", release_id, error)
+
+    # --- death -------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Wait for the engine's death; a stop cancels this."""
+        while not self._llm.errored:
+            await asyncio.wait({self._llm.output_handler}, timeout=WATCH_INTERVAL_S)
+        reason = "vLLM's engine died; its log has the cause"
+        self._gone = reason
+        self._flush()
+        ends = [s.failed(ErrorKind.ENGINE, reason) for s in self._open.values()]
+        self._end_all(ends)
+        logger.error("%s", reason)
+        self._sink.died(reason)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _within(timeout_s: float, work: Coroutine[Any, Any, Any]) -> None:
+    """Wait for *work*, for at most *timeout_s*."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work
+    except TimeoutError:
+        return

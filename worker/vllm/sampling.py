@@ -1,0 +1,100 @@
+"""Our sampling parameters as vLLM's, for each leg of a request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenwire.protocol.messages import JsonObject, Leg, Sampling, StructuredOutput
+from tokenwire.worker.engine import EngineRequest
+
+from .binding import Vllm
+
+__all__ = ["sampling_params"]
+
+KEEP_KV: JsonObject = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What makes a prefill engine hold its KV blocks (vLLM 0.32, NIXL connector)."""
+
+
+def sampling_params(
+    vllm: Vllm, request: EngineRequest
+) -> Any:  # vLLM's SamplingParams, untyped here
+    """Return vLLM's sampling parameters for *request*.
+
+    Raises:
+        ValueError: A parameter is out of its range; vLLM's sentence.
+    """
+    sampling = request.sampling
+    max_tokens = sampling.max_tokens
+    min_tokens = sampling.min_tokens
+    prompt_logprobs = sampling.prompt_logprobs
+    transfer = request.kv_transfer_params
+    match request.leg:
+        case Leg.PREFILL:
+            max_tokens = 1
+            min_tokens = min(min_tokens, 1)  # else vLLM refuses the request
+            transfer = KEEP_KV
+        case Leg.DECODE:
+            # The prefill leg has answered them. Here they would make the scheduler
+            # load nothing and compute the whole prompt again.
+            prompt_logprobs = None
+            transfer = request.handover
+        case Leg.FULL:
+            pass
+    return vllm.SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logit_bias=sampling.logit_bias,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=list(sampling.bad_words),
+        structured_outputs=_structured(vllm, sampling),
+        detokenize=False,  # text lives in the frontend
+        output_kind=vllm.RequestOutputKind.DELTA,
+        # Plain lists instead of an object per candidate: cheaper, and ready to pack.
+        flat_logprobs=True,
+        extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
+        skip_clone=True,  # this object is the request's own
+    )
+
+
+def _structured(
+    vllm: Vllm, sampling: Sampling
+) -> Any:  # vLLM's StructuredOutputsParams
+    output = sampling.structured_output
+    if output is None:
+        return None
+    return vllm.StructuredOutputsParams(
+        **_constraint(output), whitespace_pattern=output.whitespace_pattern
+    )
+
+
+def _constraint(output: StructuredOutput) -> dict[str, object]:
+    match output.kind:
+        case "json" | "regex" | "grammar":
+            return {output.kind: output.spec}
+        case "json_object":
+            return {"json_object": True}
+        case "choice":
+            return {"choice": json.loads(output.spec)}
+        case _:
+            msg = f"unknown kind of structured output: {output.kind!r}"
+            raise ValueError(msg)
