@@ -38,7 +38,6 @@ the environment: TOKENWIRE_WORKER would contradict the workers file. All others 
 _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",  # progress must not sit in a buffer
     # Requests may end by themselves for half the time until the supervisor kills.
-    "TOKENWIRE_SHUTDOWN_TIMEOUT": "5",
     "TOKENWIRE_SHUTDOWN_TIMEOUT_S": "5",
 }
 

@@ -97,17 +97,17 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         help="larger request bodies get 413 (default: %(default)s)",
     )
     add(
-        "--client-write-timeout",
+        "--client-write-timeout-s",
         type=_seconds,
         default=60.0,
-        metavar="SECONDS",
+        metavar="S",
         help="a client that reads nothing for so long is dropped (default: %(default)s)",
     )
     add(
-        "--shutdown-timeout",
+        "--shutdown-timeout-s",
         type=_seconds,
         default=30.0,
-        metavar="SECONDS",
+        metavar="S",
         help="how long running requests may go on after SIGTERM (default: %(default)s)",
     )
     add(
@@ -133,8 +133,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         or f"frontend-{os.getpid()}-{secrets.token_hex(2)}",
         max_inflight_requests=given.max_inflight_requests,
         max_body_bytes=given.max_body_bytes,
-        client_write_timeout_s=given.client_write_timeout,
-        shutdown_timeout_s=given.shutdown_timeout,
+        client_write_timeout_s=given.client_write_timeout_s,
+        shutdown_timeout_s=given.shutdown_timeout_s,
         log_level=given.log_level,
     )
 

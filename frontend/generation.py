@@ -38,7 +38,7 @@ from tokenwire.protocol.messages import (
 )
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
 
-from .errors import ApiError, bad_request, from_worker
+from .errors import ApiError, from_worker
 from .link import Link
 from .metrics import Metrics
 from .pool import Pool, Route
@@ -359,7 +359,7 @@ class Generation:
         try:
             leg.link.submit(message, leg)
         except MessageTooLarge as error:
-            raise bad_request(str(error)) from error
+            raise ApiError(413, str(error), param="prompt") from error
         self._leg = leg
 
     def _release(self, leg: _Leg, end: Finished) -> None:

@@ -206,6 +206,10 @@ class Link:
                 self._say_hello()
         elif self.state is LinkState.READY:
             if self._liveness.lost(now):
+                self._read()  # this process may have slept, not the worker
+            if self.state is not LinkState.READY:
+                return
+            if self._liveness.lost(now):
                 silence = self._liveness.silence_s(now)
                 self._reset(f"silent for {silence:.1f} s")
             elif self._liveness.beat_due(now):

@@ -178,9 +178,9 @@ def unpermute(weight: Floats, num_heads: int) -> Floats:
 
 def to_bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
     """Return the bits of *values* (all finite) in bfloat16, rounded to nearest even."""
-    bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
-    rounded: npt.NDArray[np.uint32] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return rounded.astype(np.uint16)
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
 
 
 def write_weights(path: Path, fields: Fields, tensors: dict[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
+import pytest_asyncio
 from support.worker_fakes import RecordingSink, engine_request
 from tokenwire.protocol.messages import (
     ErrorKind,
@@ -24,9 +24,17 @@ from tokenwire.protocol.messages import (
     Role,
     Sampling,
 )
-from tokenwire.worker.engine import Engine, EngineInfo, EngineLoad
+from tokenwire.worker.engine import (
+    Engine,
+    EngineFinished,
+    EngineInfo,
+    EngineLoad,
+    EngineTokens,
+)
 from tokenwire.worker.sim.engine import SimEngine
 from tokenwire.worker.sim.options import parse_options
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
 LONG = Sampling(max_tokens=400, temperature=0.0, ignore_eos=True)
@@ -69,29 +77,66 @@ class Sims:
         return Bench(engine, sink, info)
 
 
+class Relay:
+    """A sink that passes on to another one: an engine keeps the sink it started with."""
+
+    def __init__(self) -> None:
+        self.to = RecordingSink()
+
+    def outputs(
+        self, tokens: list[EngineTokens], finished: list[EngineFinished]
+    ) -> None:
+        """Pass on."""
+        self.to.outputs(tokens, finished)
+
+    def died(self, reason: str) -> None:
+        """Pass on."""
+        self.to.died(reason)
+
+
 class Vllms(Sims):
-    """Starts real engines on the demo model, in this process."""
+    """The real engine on the demo model, in this process: loaded once for all tests."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        super().__init__(stack)
+        self._relay = Relay()
+        self._bench: Bench | None = None
 
     async def start(self, role: Role = Role.AGGREGATED) -> Bench:
-        """Return a started engine."""
-        vllm = pytest.importorskip("tokenwire.worker.vllm.engine")
+        """Return the engine, with a new sink."""
+        assert role is Role.AGGREGATED
+        if self._bench is None:
+            self._bench = await self._load(role)
+        sink = self._relay.to = RecordingSink()
+        return Bench(self._bench.engine, sink, self._bench.info)
+
+    async def _load(self, role: Role) -> Bench:
+        from tokenwire.worker.vllm.engine import VllmEngine
+
         folder = os.environ.get(
             "TOKENWIRE_DEMO_MODEL",
             str(Path.home() / ".cache/tokenwire/smollm2-135m-instruct"),
         )
-        engine: Engine = vllm.VllmEngine(
+        engine = VllmEngine(
             model=folder,
             served_name="demo",
             role=role,
             engine_args=["--dtype", "float32", "--max-model-len", "2048"],
         )
-        sink = RecordingSink()
-        info = await engine.start(sink, lambda _phase: None)
+        info = await engine.start(self._relay, lambda _phase: None)
         self._stack.push_async_callback(engine.stop)
-        return Bench(engine, sink, info)
+        return Bench(engine, self._relay.to, info)
 
 
-@pytest.fixture(
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def real() -> AsyncIterator[Vllms]:
+    """The real engine, started by the first test that asks, stopped after the last."""
+    async with AsyncExitStack() as stack:
+        yield Vllms(stack)
+
+
+@pytest_asyncio.fixture(
+    loop_scope="session",
     params=[
         pytest.param(Sims, id="sim"),
         pytest.param(
@@ -99,11 +144,13 @@ class Vllms(Sims):
         ),
     ]
 )
-async def engines(request: pytest.FixtureRequest) -> AsyncIterator[Sims]:
+async def engines(request: pytest.FixtureRequest, real: Vllms) -> AsyncIterator[Sims]:
     """Start engines of one kind."""
+    if request.param is Vllms:
+        yield real
+        return
     async with AsyncExitStack() as stack:
-        kind: type[Sims] = request.param
-        yield kind(stack)
+        yield Sims(stack)
 
 
 async def test_a_request_gets_its_tokens_and_one_end(engines: Sims) -> None:

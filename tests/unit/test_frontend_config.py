@@ -43,7 +43,7 @@ def test_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         [*MINIMAL, "--port", "70000"],
         [*MINIMAL, "--port", "-1"],
         [*MINIMAL, "--max-body-bytes", "0"],
-        [*MINIMAL, "--client-write-timeout", "nan"],
+        [*MINIMAL, "--client-write-timeout-s", "nan"],
         ["--model", "m", "--worker", "127.0.0.1:1"],
         ["--model", "m", "--workers-dns", "name"],
     ],

@@ -172,6 +172,6 @@ def test_child_environment() -> None:
 
 def test_children_end_before_they_are_killed() -> None:
     """Unless the operator says otherwise, a drain is shorter than our patience."""
-    for name in ("TOKENWIRE_SHUTDOWN_TIMEOUT", "TOKENWIRE_SHUTDOWN_TIMEOUT_S"):
-        assert float(child_environment({}, {})[name]) < Timing().stop_timeout_s
-        assert child_environment({name: "60"}, {})[name] == "60"
+    name = "TOKENWIRE_SHUTDOWN_TIMEOUT_S"
+    assert float(child_environment({}, {})[name]) < Timing().stop_timeout_s
+    assert child_environment({name: "60"}, {})[name] == "60"
