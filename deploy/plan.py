@@ -104,6 +104,7 @@ class TokenwireCommands:
     port: int
     num_frontends: int
     engine_arguments: Sequence[str] = ()
+    heartbeat_timeout_s: float | None = None  # None: the processes' own default
 
     def worker(self, spec: WorkerSpec, announce: Path) -> list[str]:
         """Return the command of a worker."""
@@ -114,6 +115,7 @@ class TokenwireCommands:
             *("--worker-id", spec.name, "--listen", "tcp://127.0.0.1:0"),
             *("--announce", str(announce), "--metrics-port", "0"),
         ]
+        command += self._heartbeat()
         if self.engine_arguments:
             command += ["--", *self.engine_arguments]
         return command
@@ -126,10 +128,16 @@ class TokenwireCommands:
             *("--model", self.model, "--served-model-name", self.served_model_name),
             *("--host", self.host, "--port", str(self.port)),
             *("--workers-file", str(workers_file)),
+            *self._heartbeat(),
         ]
         if self.num_frontends > 1:
             command.append("--reuse-port")
         return command
+
+    def _heartbeat(self) -> list[str]:
+        if self.heartbeat_timeout_s is None:
+            return []
+        return ["--heartbeat-timeout-s", f"{self.heartbeat_timeout_s:g}"]
 
 
 def make_plan(

@@ -24,6 +24,11 @@ __all__ = ["main", "run"]
 MAX_PROCESSES = 64
 """Of one role: a typing error must not start a thousand engines."""
 
+CPU_HEARTBEAT_TIMEOUT_S = 15.0
+"""Engines that compute on this machine's cores starve the processes beside them: pauses
+of 5 s were seen on two busy cores. A killed worker is noticed at once all the same, by
+its closed connection; this is for one that hangs."""
+
 _DEMO_MODEL = "smollm2-135m-instruct"  # as scripts/demo_model.py names it
 
 
@@ -46,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         port = usable_port(settings.host, settings.port)
     except PortUnusable as error:
         sys.exit(f"tokenwire-up: {error}")
+    machine = _this_machine()
     commands = TokenwireCommands(
         engine=settings.engine,
         model=model,
@@ -54,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         port=port,
         num_frontends=settings.frontends,
         engine_arguments=engine_arguments,
+        heartbeat_timeout_s=_heartbeat_timeout_s(settings.engine, machine),
     )
     try:
         plan = make_plan(
@@ -61,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             num_prefill=settings.prefill,
             num_decode=settings.decode,
             num_aggregated=settings.aggregated,
-            machine=_this_machine(),
+            machine=machine,
             environ=os.environ,
         )
     except BadPlan as error:
@@ -211,6 +218,16 @@ def _this_machine() -> Machine:
     gpus = Path("/proc/driver/nvidia/gpus")  # one folder each; no driver: no folder
     num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
     return Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=num_gpus)
+
+
+def _heartbeat_timeout_s(engine: str, machine: Machine) -> float | None:
+    if (
+        engine != "vllm"
+        or machine.num_gpus
+        or "TOKENWIRE_HEARTBEAT_TIMEOUT_S" in os.environ
+    ):
+        return None
+    return CPU_HEARTBEAT_TIMEOUT_S
 
 
 def _say(text: str) -> None:

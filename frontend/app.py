@@ -71,6 +71,7 @@ async def serve(config: Config, model: TextModel) -> None:
         model=config.served_model_name,
         tokenizer_sha256=model.sha256,
         frontend_id=config.frontend_id,
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     server = Server(config, model, pool, metrics, int(time.time()))
     runner = web.AppRunner(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokenwire.protocol.limits import MAX_MESSAGE_BYTES
+from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S, MAX_MESSAGE_BYTES
 from tokenwire.protocol.settings import SettingsParser
 
 __all__ = ["Config", "parse_config"]
@@ -30,6 +30,7 @@ class Config(msgspec.Struct, frozen=True):
     max_inflight_requests: int
     max_body_bytes: int
     client_write_timeout_s: float
+    heartbeat_timeout_s: float
     shutdown_timeout_s: float
     log_level: str
 
@@ -104,6 +105,14 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         help="a client that reads nothing for so long is dropped (default: %(default)s)",
     )
     add(
+        "--heartbeat-timeout-s",
+        type=_seconds,
+        default=HEARTBEAT_TIMEOUT_S,
+        metavar="S",
+        help="a worker that is silent for so long is lost; a closed connection is "
+        "noticed at once (default: %(default)s)",
+    )
+    add(
         "--shutdown-timeout-s",
         type=_seconds,
         default=30.0,
@@ -133,6 +142,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         or f"frontend-{os.getpid()}-{secrets.token_hex(2)}",
         max_inflight_requests=given.max_inflight_requests,
         max_body_bytes=given.max_body_bytes,
+        heartbeat_timeout_s=given.heartbeat_timeout_s,
         client_write_timeout_s=given.client_write_timeout_s,
         shutdown_timeout_s=given.shutdown_timeout_s,
         log_level=given.log_level,

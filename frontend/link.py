@@ -27,6 +27,7 @@ from tokenwire.protocol.errors import (
 from tokenwire.protocol.exchange import Exchange
 from tokenwire.protocol.limits import (
     HEARTBEAT_INTERVAL_S,
+    HEARTBEAT_TIMEOUT_S,
     MAX_MESSAGE_BYTES,
     SEND_QUEUE_MESSAGES,
 )
@@ -60,9 +61,6 @@ LINGER_MS = 200
 RECONNECT_MS = (100, 2_000)
 """First and longest pause between connection attempts; a restarted worker is seen
 within 2 s."""
-
-ZMQ_HEARTBEAT_MS = (1_000, 3_000)
-"""Interval and timeout of ZeroMQ's own ping: closes a half-open TCP connection."""
 
 HELLO_AGAIN_S = 10.0
 """After a refusal; an operator may have fixed the worker behind this address."""
@@ -124,6 +122,7 @@ class Link:
         context: The process's ZeroMQ context.
         identity: This frontend's id and incarnation.
         accept: Checks a card; raises ``Incompatible`` with a sentence.
+        heartbeat_timeout_s: Silence after which the worker is lost.
     """
 
     def __init__(
@@ -133,6 +132,7 @@ class Link:
         context: zmq.Context[zmq.Socket[bytes]],
         identity: tuple[str, str],
         accept: Callable[[Card], None],
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         self.endpoint = endpoint
         self.state = LinkState.CONNECTING
@@ -145,7 +145,8 @@ class Link:
         self._accept = accept
         self._open: dict[str, _Open] = {}
         self._loop = asyncio.get_running_loop()
-        self._liveness = Liveness(self._loop.time())
+        self._timeout_s = heartbeat_timeout_s
+        self._liveness = Liveness(self._loop.time(), timeout_s=heartbeat_timeout_s)
         self._next_hello = 0.0
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -207,10 +208,8 @@ class Link:
         elif self.state is LinkState.READY:
             if self._liveness.lost(now):
                 self._read()  # this process may have slept, not the worker
-            if self.state is not LinkState.READY:
-                return
-            if self._liveness.lost(now):
-                silence = self._liveness.silence_s(now)
+            silence = self._liveness.silence_s(now)
+            if silence > self._liveness.timeout_s:
                 self._reset(f"silent for {silence:.1f} s")
             elif self._liveness.beat_due(now):
                 self._send(Ping(self._incarnation))
@@ -235,7 +234,9 @@ class Link:
         socket.sndhwm = socket.rcvhwm = SEND_QUEUE_MESSAGES
         socket.maxmsgsize = MAX_MESSAGE_BYTES
         socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
-        socket.heartbeat_ivl, socket.heartbeat_timeout = ZMQ_HEARTBEAT_MS
+        # ZeroMQ's own ping closes a half-open connection; not before we would.
+        socket.heartbeat_ivl = int(1_000 * HEARTBEAT_INTERVAL_S)
+        socket.heartbeat_timeout = int(1_000 * self._timeout_s)
         monitor = socket.get_monitor_socket(_MONITORED)
         socket.connect(self.endpoint)
         self._socket, self._monitor = socket, monitor
@@ -317,7 +318,7 @@ class Link:
         now = self._loop.time()
         self._next_hello = now + HELLO_AGAIN_S
         if self._send(Hello(PROTOCOL_VERSION, self._frontend_id, self._incarnation)):
-            self._liveness = Liveness(now)
+            self._liveness = Liveness(now, timeout_s=self._timeout_s)
             self._set_state(LinkState.HELLO, "waiting for the worker's card")
 
     def _handle(self, message: FromWorker) -> None:

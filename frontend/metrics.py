@@ -86,7 +86,8 @@ class Metrics:
     """All that this frontend counts."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a second series per counter that nobody reads
+        # A second series per counter, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         histograms = _Histograms()

@@ -11,6 +11,7 @@ import msgspec
 
 from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card, check_pair
+from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import Card, JsonObject, ReleaseKV, Role
 
 from .errors import ApiError, unavailable
@@ -47,11 +48,19 @@ class Instance(msgspec.Struct, omit_defaults=True):
 class Pool:
     """Links to all workers, and the choice among them."""
 
-    def __init__(self, *, model: str, tokenizer_sha256: str, frontend_id: str) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer_sha256: str,
+        frontend_id: str,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+    ) -> None:
         self.model = model
         self.frontend_id = frontend_id
         self.incarnation = secrets.token_hex(4)
         self._tokenizer_sha256 = tokenizer_sha256
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._context = open_context()
         self._links: dict[str, Link] = {}
 
@@ -73,6 +82,7 @@ class Pool:
                     context=self._context,
                     identity=(self.frontend_id, self.incarnation),
                     accept=self._accept,
+                    heartbeat_timeout_s=self._heartbeat_timeout_s,
                 )
 
     async def run(self) -> None:

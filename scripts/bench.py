@@ -62,7 +62,9 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running(command: list[str], core: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: list[str], core: int, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process of ours on one core, and end it."""
     with log.open("ab") as file:
         process = subprocess.Popen(
@@ -82,9 +84,7 @@ def running(command: list[str], core: int, log: Path) -> Iterator[subprocess.Pop
 
 
 @contextlib.contextmanager
-def stack(
-    model: str, step_ms: str, cores: list[int], folder: Path
-) -> Iterator[Stack]:
+def stack(model: str, step_ms: str, cores: list[int], folder: Path) -> Iterator[Stack]:
     """Run a worker with the given step and a frontend, and wait until it serves."""
     announce = folder / f"worker-{step_ms}.json"
     port = free_port()
@@ -99,7 +99,13 @@ def stack(
         wait_for(announce.exists, process)
         endpoint = json.loads(announce.read_text())["endpoint"]
         frontend = [
-            *("tokenwire.frontend", "--model", model, "--served-model-name", MODEL_NAME),
+            *(
+                "tokenwire.frontend",
+                "--model",
+                model,
+                "--served-model-name",
+                MODEL_NAME,
+            ),
             *("--port", str(port), "--worker", endpoint, "--log-level", "warning"),
         ]
         with running(frontend, cores[0], folder / "frontend.log") as process:
@@ -121,7 +127,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) ->
     deadline = time.monotonic() + READY_S
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"bench: {process.args} did not come up")
+            sys.exit(f"bench: {process.args!r} did not come up")
         time.sleep(0.05)
 
 
@@ -230,7 +236,9 @@ def body(max_tokens: int, *, stream: bool, ids: bool) -> bytes:
 # --- figures --------------------------------------------------------------------------
 
 
-async def streamed_cpu(stack: Stack, *, streams: int, ids: bool, seconds: float) -> float:
+async def streamed_cpu(
+    stack: Stack, *, streams: int, ids: bool, seconds: float
+) -> float:
     """Return the frontend's CPU time per streamed token, in us."""
     request = body(1_000, stream=True, ids=ids)
     async with connections(stack.port, streams) as made:
@@ -352,8 +360,14 @@ class Run:
         ):
             self.add("RSS, idle", "MiB", rss_mib(fast.frontend_pid))
             arms = [
-                *(self._cpu(paced, "48 streams, 10 ms step", ids) for ids in (False, True)),
-                *(self._cpu(fast, "48 streams, saturated", ids) for ids in (False, True)),
+                *(
+                    self._cpu(paced, "48 streams, 10 ms step", ids)
+                    for ids in (False, True)
+                ),
+                *(
+                    self._cpu(fast, "48 streams, saturated", ids)
+                    for ids in (False, True)
+                ),
                 self._requests(fast),
                 self._latency(fast),
             ]
@@ -418,7 +432,7 @@ added latency. Not measured here: anything on a GPU, and more than one machine.
 
 def main() -> None:
     """Run the benchmark and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]  # it has one
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--model",
         default=os.environ.get("TOKENWIRE_DEMO_MODEL"),

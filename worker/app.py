@@ -119,7 +119,9 @@ class Worker:
         config = self._config
         self._say("starting")
         # First what fails at once if it does: an engine may load for minutes.
-        link = self._link = Link(config.listen)
+        link = self._link = Link(
+            config.listen, heartbeat_timeout_s=config.heartbeat_timeout_s
+        )
         if config.metrics_port is not None:
             self._metrics = serve_metrics(config.metrics_host, config.metrics_port)
         sink = _LateSink()

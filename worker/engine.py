@@ -69,7 +69,9 @@ class EngineFinished:
     stop_reason: int | str | None = None
     error_kind: ErrorKind | None = None
     error: str = ""
-    prompt_token_ids: list[int] = field(default_factory=list[int])  # as the engine saw them
+    prompt_token_ids: list[int] = field(
+        default_factory=list[int]
+    )  # as the engine saw them
     handover: JsonObject | None = None  # of Leg.PREFILL, if KV is held
     kv_transfer_params: JsonObject | None = None  # what a client may see
     prompt_logprobs: Logprobs | None = None

@@ -68,13 +68,18 @@ class Link:
     """A ROUTER on an endpoint, from its creation to ``close``."""
 
     def __init__(
-        self, listen: str, *, send_queue_messages: int = SEND_QUEUE_MESSAGES
+        self,
+        listen: str,
+        *,
+        send_queue_messages: int = SEND_QUEUE_MESSAGES,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         """Bind.
 
         Args:
             listen: ``tcp://HOST:PORT``, port 0 for any free one, or ``ipc://PATH``.
             send_queue_messages: What one peer may have unsent before it is lost.
+            heartbeat_timeout_s: Silence of ZeroMQ's own ping that closes a connection.
 
         Raises:
             LinkError: *listen* is not an endpoint, or is taken.
@@ -85,7 +90,7 @@ class Link:
         self._receiver: Receiver | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
-        self._configure(send_queue_messages)
+        self._configure(send_queue_messages, heartbeat_timeout_s)
         try:
             self._socket.bind(listen)
         except zmq.ZMQError as error:
@@ -128,7 +133,7 @@ class Link:
         self._socket.close(LINGER_MS)
         self._context.term()
 
-    def _configure(self, send_queue_messages: int) -> None:
+    def _configure(self, send_queue_messages: int, heartbeat_timeout_s: float) -> None:
         socket = self._socket
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else unknown peers are dropped
         # The same identity is the same start of the same process: it has reconnected
@@ -140,8 +145,8 @@ class Link:
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_INTERVAL_S * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_TIMEOUT_S * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TTL, int(HEARTBEAT_TIMEOUT_S * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(heartbeat_timeout_s * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TTL, int(heartbeat_timeout_s * 1000))
 
     def _drain_soon(self) -> None:
         if (

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from support.worker_fakes import RecordingSink, engine_request
 from tokenwire.protocol.messages import (
     ErrorKind,
@@ -142,7 +143,7 @@ async def real() -> AsyncIterator[Vllms]:
         pytest.param(
             Vllms, id="vllm", marks=[pytest.mark.engine, pytest.mark.timeout(600)]
         ),
-    ]
+    ],
 )
 async def engines(request: pytest.FixtureRequest, real: Vllms) -> AsyncIterator[Sims]:
     """Start engines of one kind."""

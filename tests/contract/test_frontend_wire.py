@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 import zmq
 import zmq.asyncio
-from support.stack import eventually
 
+from support.stack import eventually
 from tokenwire.frontend.link import Link, LinkState, open_context
 from tokenwire.protocol.codec import decode_from_frontend, encode
 from tokenwire.protocol.errors import Incompatible
@@ -137,9 +137,7 @@ async def connected(
     """Give a pair before its handshake."""
     worker = FakeWorker()
     context = open_context()
-    link = Link(
-        worker.endpoint, context=context, identity=("test", "1"), accept=accept
-    )
+    link = Link(worker.endpoint, context=context, identity=("test", "1"), accept=accept)
     try:
         yield Pair(worker, link)
     finally:

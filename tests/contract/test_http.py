@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.stack import MODEL_NAME, Reply, Stack, stack
 
+from support.stack import (
+    MODEL_NAME,
+    Reply,
+    SimWorker,
+    Stack,
+    eventually,
+    stack,
+)
 from tokenwire.protocol.messages import Role
 
 TOPOLOGIES = {
@@ -19,7 +26,7 @@ TOPOLOGIES = {
     "pair": (Role.PREFILL, Role.DECODE),
     "decode-alone": (Role.DECODE,),
 }
-IDS = {"return_token_ids": True}
+IDS: dict[str, Any] = {"return_token_ids": True}
 
 
 @pytest_asyncio.fixture(params=TOPOLOGIES)
@@ -51,11 +58,11 @@ def concatenated(reply: Reply) -> list[int]:
 
 def text_of(reply: Reply) -> str:
     """Return all text of a stream, of either endpoint."""
-    parts: list[str] = []
-    for event in reply.events:
-        for choice in (event.body or {}).get("choices", []):
-            parts.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
-    return "".join(parts)
+    return "".join(
+        choice.get("text") or choice.get("delta", {}).get("content") or ""
+        for event in reply.events
+        for choice in (event.body or {}).get("choices", [])
+    )
 
 
 # --- ids -----------------------------------------------------------------------------
@@ -277,7 +284,9 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("case", BAD_COMPLETIONS)
-async def test_bad_requests_are_plain_400s(pair: Stack, case: str, stream: bool) -> None:
+async def test_bad_requests_are_plain_400s(
+    pair: Stack, case: str, stream: bool
+) -> None:
     """Each names its field, streaming or not, and the engine hears nothing."""
     fields, param = BAD_COMPLETIONS[case]
     reply = await pair.post(
@@ -353,8 +362,9 @@ async def test_a_client_that_leaves_costs_nothing(
                 tasks.create_task(running.post("/v1/completions", body))
                 for _ in range(8)
             ]
-            while not any(w.engine.load().num_running for w in running.workers):
-                await asyncio.sleep(0.001)
+            await eventually(
+                lambda: any(w.engine.load().num_running for w in running.workers)
+            )
             # Leave at different stages: queued, in prefill, handing over, decoding.
             for call in calls:
                 await asyncio.sleep(0.015)
@@ -398,8 +408,7 @@ async def test_more_than_the_bound_is_a_429(tiny_model: Path) -> None:
     arguments = ("--max-inflight-requests", "1")
     async with stack(tiny_model, (Role.AGGREGATED,), options, arguments) as running:
         first = asyncio.create_task(running.complete(prompt="a", max_tokens=20))
-        while not running.workers[0].engine.load().num_running:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: running.workers[0].engine.load().num_running > 0)
         second = await running.complete(prompt="a")
 
         assert (second.status, second.headers["Retry-After"]) == (429, "1")
@@ -409,8 +418,6 @@ async def test_more_than_the_bound_is_a_429(tiny_model: Path) -> None:
 async def test_a_worker_of_another_model_is_refused(tiny_model: Path) -> None:
     """One clear sentence, and the frontend goes on with the others."""
     async with stack(tiny_model) as running:
-        from support.stack import SimWorker, eventually
-
         other = SimWorker(tiny_model, Role.AGGREGATED, "other", ("--step-ms", "0"))
         await other.start(model="another")
         endpoints = [w.link.endpoint for w in (*running.workers, other)]

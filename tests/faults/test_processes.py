@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+
 from support.up import Up, alive, children, until, up
 
 READY_S = 25.0
@@ -43,7 +44,9 @@ async def post(running: Up, **fields: Any) -> tuple[int, str]:
     """POST a completion; return status and body."""
     async with (
         aiohttp.ClientSession() as client,
-        client.post(running.url + "/v1/completions", json=body(3, stream=False) | fields) as answer,
+        client.post(
+            running.url + "/v1/completions", json=body(3, stream=False) | fields
+        ) as answer,
     ):
         return answer.status, await answer.text()
 

@@ -15,20 +15,27 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
+
 from support.up import Up, until, up
-from support.vllm_engine import MODEL, reference_ids
+from support.vllm_engine import (
+    MODEL,
+    PROMPT_TOKENS,
+    PROMPTS,
+    REFERENCE_TOKENS,
+    reference_ids,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 session = pytest.mark.asyncio(loop_scope="session")
 
 NAME = "smollm2"
 PAIR = {"prefill": 1, "decode": 1}
-LOAD_S = 300.0  # two engines on two cores: 60-90 s, on a busy machine several times that
+LOAD_S = (
+    300.0  # two engines on two cores: 60-90 s, on a busy machine several times that
+)
 EMPTY_S = 2.0
 EOS = 2
 IDS = {"return_token_ids": True}
-LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 256, 257, 300]
-NUM_TOKENS = 12
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -68,12 +75,16 @@ def metrics(running: Up) -> dict[str, dict[str, float]]:
         worker, _, rest = line.strip().partition("http://")
         worker = worker.strip()
         if worker in {"prefill-0", "decode-0"} and rest.endswith("/metrics"):
-            with urllib.request.urlopen("http://" + rest, timeout=5) as answer:  # noqa: S310 - loopback
+            with urllib.request.urlopen("http://" + rest, timeout=5) as answer:
                 page = answer.read().decode()
             found[worker] = {
                 name: float(line.rpartition(" ")[2])
                 for line in page.splitlines()
-                for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+                for name in (
+                    "num_requests_running",
+                    "num_requests_waiting",
+                    "kv_cache_usage_perc",
+                )
                 if line.startswith(f"tokenwire_worker_{name}{{")
             }
     assert set(found) == {"prefill-0", "decode-0"}
@@ -88,22 +99,21 @@ def busy(running: Up) -> float:
 @session
 async def test_greedy_ids_equal_plain_vllm(pair: Up) -> None:
     """Through both engines and NIXL come the ids of one engine, at every block edge."""
-    prompts = [prompt_of(length) for length in LENGTHS]
-    expected = await reference_ids(prompts, NUM_TOKENS)
+    expected = await reference_ids()
 
     got: list[list[int]] = []
     async with aiohttp.ClientSession() as http:
-        for prompt in prompts:
+        for prompt in PROMPTS:
             body = {
-                "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, **IDS
+                "prompt": prompt, "max_tokens": REFERENCE_TOKENS, "temperature": 0, **IDS
             }  # fmt: skip
             async with http.post(pair.url + "/v1/completions", json=body) as answer:
                 nvext = (await answer.json())["nvext"]
             assert nvext["prompt_token_ids"] == prompt
             got.append(nvext["completion_token_ids"])
 
-    assert dict(zip(LENGTHS, got, strict=True)) == dict(
-        zip(LENGTHS, expected, strict=True)
+    assert dict(zip(PROMPT_TOKENS, got, strict=True)) == dict(
+        zip(PROMPT_TOKENS, expected, strict=True)
     )
 
 
@@ -163,7 +173,9 @@ async def test_the_openai_client_completion(client: AsyncOpenAI) -> None:
     ids: list[int] = []
     text = ""
     async for chunk in await client.completions.create(stream=True, **request):
-        ids += (chunk.model_extra or {}).get("nvext", {}).get("completion_token_ids", [])
+        ids += (
+            (chunk.model_extra or {}).get("nvext", {}).get("completion_token_ids", [])
+        )
         text += chunk.choices[0].text
 
     nvext = (whole.model_extra or {})["nvext"]
@@ -264,7 +276,11 @@ async def test_eight_streams_at_once(client: AsyncOpenAI) -> None:
             stream=True,
             extra_body=IDS,
         ):
-            ids += (chunk.model_extra or {}).get("nvext", {}).get("completion_token_ids", [])
+            ids += (
+                (chunk.model_extra or {})
+                .get("nvext", {})
+                .get("completion_token_ids", [])
+            )
         return ids
 
     together = await asyncio.gather(*map(stream, range(8)))
@@ -282,7 +298,9 @@ async def test_a_client_that_leaves_frees_everything(
 ) -> None:
     """Left at any stage, a request leaves no trace on either engine within 2 s."""
     salt = f"{stage}{stream}"  # nothing of it is cached
-    long_prompt = {"queue": 1_900, "prefill": 1_900, "handover": 300, "decode": 20}[stage]
+    long_prompt = {"queue": 1_900, "prefill": 1_900, "handover": 300, "decode": 20}[
+        stage
+    ]
     body = {
         "prompt": prompt_of(long_prompt), "max_tokens": 100, "stream": stream,
         "cache_salt": salt, "ignore_eos": True,
@@ -292,9 +310,7 @@ async def test_a_client_that_leaves_frees_everything(
     def running(worker: str, name: str) -> bool:
         return metrics(pair)[worker][name] > 0
 
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0)
-    ) as http:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
 
         async def call() -> None:
             async with http.post(pair.url + "/v1/completions", json=body) as answer:
@@ -379,7 +395,12 @@ async def test_a_decode_worker_is_killed_and_comes_back(pair: Up) -> None:
         aiohttp.ClientSession() as http,
         http.post(
             pair.url + "/v1/completions",
-            json={"prompt": "Once", "max_tokens": 1_000, "stream": True, "ignore_eos": True},
+            json={
+                "prompt": "Once",
+                "max_tokens": 1_000,
+                "stream": True,
+                "ignore_eos": True,
+            },
         ) as answer,
     ):
         assert b"data:" in await answer.content.readline()

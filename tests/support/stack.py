@@ -54,7 +54,7 @@ class Event:
     @property
     def nvext(self) -> dict[str, Any]:
         """The event's nvext, empty if it has none."""
-        return (self.body or {}).get("nvext", {})
+        return dict((self.body or {}).get("nvext", {}))
 
 
 @dataclass

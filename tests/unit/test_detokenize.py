@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
-from support.tiny_model import tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from support.tiny_model import tiny_tokenizer
 from tokenwire.frontend.detokenize import ByteDetokenizer, bytes_of_piece
 from tokenwire.frontend.tokenizer import SamplingDefaults, StreamDetokenizer, TextModel
 
@@ -89,14 +89,26 @@ def test_added_tokens_stand_for_themselves(piece: str) -> None:
 
 def metaspace_tokenizer() -> Tokenizer:
     """Return a SentencePiece-like tokenizer with byte fallback."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁Hi", "▁there", "!"]
+    pieces = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁Hi",
+        "▁there",
+        "!",
+    ]
     vocabulary = {piece: n for n, piece in enumerate(pieces)}
-    model = models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    model = models.BPE(
+        vocab=vocabulary, merges=[], unk_token=pieces[0], byte_fallback=True
+    )
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        + [decoders.Strip(content=" ", left=1, right=0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
     )
     return tokenizer
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
-from support.tiny_model import tiny_tokenizer
 
+from support.tiny_model import tiny_tokenizer
 from tokenwire.frontend.errors import ApiError
 from tokenwire.frontend.sampling import make_sampling, stop_strings
 from tokenwire.frontend.schema import CompletionRequest
@@ -76,7 +76,9 @@ def test_too_long_names_the_context_length(
     num_prompt_tokens: int, max_tokens: int
 ) -> None:
     """One token too many is refused with the length in the message."""
-    with pytest.raises(ApiError, match="maximum context length is 100 tokens") as caught:
+    with pytest.raises(
+        ApiError, match="maximum context length is 100 tokens"
+    ) as caught:
         sampling(max_tokens=max_tokens, num_prompt_tokens=num_prompt_tokens)
 
     assert caught.value.code == "context_length_exceeded"
@@ -111,7 +113,7 @@ def test_exactly_full_is_allowed() -> None:
 def test_out_of_range_names_the_field(field: str, value: object) -> None:
     """Every bound has its 400."""
     with pytest.raises(ApiError) as caught:
-        sampling(**{field: value})
+        sampling(**cast("dict[str, Any]", {field: value}))
 
     assert caught.value.param == field
 

@@ -20,7 +20,9 @@ class Letters:
         return ""
 
 
-def run(text: str, stops: list[str], *, include: bool = False) -> tuple[str, str | None]:
+def run(
+    text: str, stops: list[str], *, include: bool = False
+) -> tuple[str, str | None]:
     """Feed *text* one character at a time; return the output and the match."""
     stop = StopStrings(stops, include=include)
     out = ""
@@ -77,7 +79,9 @@ def test_never_shows_a_stop_string(text: str, stops: list[str]) -> None:
         assert (out, matched) == (text, None)
     else:
         first = min(end for end, _ in ends)
-        candidates = {text[: first - len(string)] for end, string in ends if end == first}
+        candidates = {
+            text[: first - len(string)] for end, string in ends if end == first
+        }
         assert out in candidates
         assert matched is not None
 

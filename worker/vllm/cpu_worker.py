@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from .cpu import install
+from .cpu_nixl import let_progress_thread_sleep
 
 __all__ = ["CpuWorker"]
 
@@ -30,6 +31,8 @@ class CpuWorker(_base):
         # Again here: the entry point is not there when tokenwire is not installed,
         # and VLLM_PLUGINS may leave it out.
         install()
+        if self.vllm_config.kv_transfer_config is not None:
+            let_progress_thread_sleep()
         super().init_device()
         rewind_by_state(self.model_runner)
 

@@ -26,7 +26,7 @@ class Descendants:
     def look(self) -> list[int]:
         """Note the processes there are now; return the ids of all that still live."""
         self._seen.update(set(self._below()) - self._before)
-        return [process.pid for process in self._seen if process.is_running()]
+        return [process.pid for process in self._seen if self._lives(process)]
 
     def kill(self) -> int:
         """Kill those that still live, wait for their end; return how many there were.
@@ -35,13 +35,13 @@ class Descendants:
         left alone: psutil compares creation times.
         """
         self.look()
-        alive = [process for process in self._seen if process.is_running()]
+        alive = [process for process in self._seen if self._lives(process)]
         for process in alive:
             try:
                 process.kill()
             except self._psutil.NoSuchProcess:
                 continue
-        self._psutil.wait_procs(alive, timeout=KILL_WAIT_S)
+        self._psutil.wait_procs(self._seen, timeout=KILL_WAIT_S)  # reaps them, too
         return len(alive)
 
     def _below(self) -> list[Any]:
@@ -51,6 +51,13 @@ class Descendants:
             for process in self._psutil.Process().children(recursive=True)
             if not self._is_tracker(process)
         ]
+
+    def _lives(self, process: Any) -> bool:
+        try:
+            running = process.is_running()
+            return bool(running and process.status() != self._psutil.STATUS_ZOMBIE)
+        except self._psutil.NoSuchProcess:
+            return False
 
     def _is_tracker(self, process: Any) -> bool:  # psutil's Process
         try:
