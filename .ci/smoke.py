@@ -7,6 +7,7 @@ and Ctrl-C left no process behind.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import signal
@@ -65,14 +66,15 @@ def left_over(mark: str) -> list[str]:
 
 
 def is_ready(port: int) -> bool:
-    """Return whether the frontend on *port* says that it may serve."""
+    """Return whether a prefill and a decode worker serve behind *port*."""
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{port}/ready", timeout=5
         ) as reply:
-            return bool(reply.status == 200)
+            workers = json.loads(reply.read())["workers"]
     except OSError:  # refused, or 503
         return False
+    return bool(workers["prefill"] and workers["decode"])
 
 
 @contextmanager

@@ -311,7 +311,7 @@ async def test_stopping_ends_what_runs(engines: Sims) -> None:
 # -- the hand-over; two real engines need two processes: see tests/integration --------------
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def pair() -> AsyncIterator[tuple[Bench, Bench]]:
     """Give a simulated prefill engine and a simulated decode engine."""
     async with AsyncExitStack() as stack:

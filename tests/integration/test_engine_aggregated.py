@@ -56,7 +56,9 @@ async def test_start_tells_its_phases_and_what_is_served(engine: EngineProcess) 
     assert info.num_kv_blocks * info.block_size >= info.max_model_len
 
 
-@pytest.mark.parametrize("index", range(len(PROMPTS)), ids=lambda i: len(PROMPTS[i]))
+@pytest.mark.parametrize(
+    "index", range(len(PROMPTS)), ids=[str(len(p)) for p in PROMPTS]
+)
 async def test_greedy_ids_equal_plain_vllm(engine: EngineProcess, index: int) -> None:
     """What comes out is, to the token, what vLLM alone gives."""
     expected = (await reference_ids())[index]

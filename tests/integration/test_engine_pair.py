@@ -86,7 +86,9 @@ async def test_the_two_sides_agree(pair: Pair) -> None:
     assert prefill.connector_compatibility == decode.connector_compatibility != ""
 
 
-@pytest.mark.parametrize("index", range(len(PROMPTS)), ids=lambda i: len(PROMPTS[i]))
+@pytest.mark.parametrize(
+    "index", range(len(PROMPTS)), ids=[str(len(p)) for p in PROMPTS]
+)
 async def test_greedy_ids_equal_plain_vllm(pair: Pair, index: int) -> None:
     """Prefill there and decode here give, to the token, what vLLM alone gives."""
     expected = (await reference_ids())[index]

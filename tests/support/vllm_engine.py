@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -214,9 +215,9 @@ class EngineProcess:
         self, condition: Callable[[EngineLoad], bool], within_s: float
     ) -> EngineLoad:
         """Ask for the load, over and over, until *condition* holds."""
-        async with asyncio.timeout(within_s):
-            while not condition(load := await self.load()):
-                pass
+        deadline = time.monotonic() + within_s
+        while not condition(load := await self.load()):
+            assert time.monotonic() < deadline, f"after {within_s} s still {load}"
         return load
 
     async def process_ids(self) -> dict[str, int]:
@@ -359,16 +360,16 @@ def _process_ids() -> dict[str, int]:
 
 
 def _reference() -> None:
-    from vllm import LLM, SamplingParams, TokensPrompt
+    vllm = import_module("vllm")
 
-    llm = LLM(
+    llm = vllm.LLM(
         str(MODEL), dtype="float32", enforce_eager=True, max_model_len=2048, seed=0
     )
-    params = SamplingParams(temperature=0.0, max_tokens=REFERENCE_TOKENS)
+    params = vllm.SamplingParams(temperature=0.0, max_tokens=REFERENCE_TOKENS)
     ids: list[list[int]] = []
     for token_ids in PROMPTS:  # one by one: no batch that a stream would not have
         (output,) = llm.generate(
-            [TokensPrompt(prompt_token_ids=token_ids)], params, use_tqdm=False
+            [vllm.TokensPrompt(prompt_token_ids=token_ids)], params, use_tqdm=False
         )
         ids.append(list(output.outputs[0].token_ids))
     sys.stdout.write("\n" + msgspec.json.encode(ids).decode() + "\n")
@@ -379,7 +380,7 @@ def _write(writer: asyncio.StreamWriter, value: object) -> None:
     writer.write(len(data).to_bytes(4, "big") + data)
 
 
-async def _next(reader: asyncio.StreamReader) -> object:
+async def _next(reader: asyncio.StreamReader) -> Any:
     size = int.from_bytes(await reader.readexactly(4), "big")
     return pickle.loads(await reader.readexactly(size))  # noqa: S301 - our own child
 

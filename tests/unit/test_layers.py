@@ -58,6 +58,19 @@ def imported_modules(path: Path, source: str | None = None) -> Iterator[str]:
             origin = ".".join([*base, *([node.module] if node.module else [])])
             yield origin
             yield from (f"{origin}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and is_import_module(node.func):
+            yield from (
+                argument.value
+                for argument in node.args[:1]
+                if isinstance(argument, ast.Constant)
+                and isinstance(argument.value, str)
+            )
+
+
+def is_import_module(function: ast.expr) -> bool:
+    """Return whether *function* is `import_module` or `importlib.import_module`."""
+    name = function.attr if isinstance(function, ast.Attribute) else None
+    return "import_module" in {name, getattr(function, "id", None)}
 
 
 def may_enter(path: Path, doors: list[str]) -> bool:
@@ -70,6 +83,8 @@ def may_enter(path: Path, doors: list[str]) -> bool:
     [
         ("import zmq.asyncio", {"zmq.asyncio"}),
         ("def f():\n    import vllm", {"vllm"}),
+        ('import_module("vllm.inputs")', {"vllm.inputs"}),
+        ('importlib.import_module("zmq")', {"zmq"}),
         ("from . import pool", {"tokenwire.frontend", "tokenwire.frontend.pool"}),
         (
             "from .pool import P",

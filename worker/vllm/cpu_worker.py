@@ -33,7 +33,7 @@ class CpuWorker(_base):
         install()
         if self.vllm_config.kv_transfer_config is not None:
             let_progress_thread_sleep()
-        super().init_device()
+        super().init_device()  # pyright: ignore[reportUnknownMemberType] - of vLLM's
         rewind_by_state(self.model_runner)
 
 

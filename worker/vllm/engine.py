@@ -35,6 +35,7 @@ from . import binding
 from .arguments import engine_config, first_sentence, set_environment
 from .information import engine_information
 from .processes import Descendants
+from .release import Releases
 from .request import OpenRequest, Signal
 from .sampling import sampling_params
 from .stats import LoadRecorder
@@ -90,7 +91,7 @@ class VllmEngine:
         self._ready: dict[str, OpenRequest] = {}  # have an output that is not taken
         self._flush_due = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_releases = 0
+        self._releases: Releases
         self._gone = ""  # why nothing can be submitted any more
 
     async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
@@ -111,6 +112,7 @@ class VllmEngine:
         loading = asyncio.create_task(asyncio.to_thread(self._load, progress))
         try:
             config = await asyncio.shield(loading)
+            self._releases = Releases(self._vllm, self._llm)
             progress("trying one token")
             await self._probe()
         except BaseException:
@@ -144,10 +146,8 @@ class VllmEngine:
 
     def release_kv(self, request_id: str, handover: JsonObject) -> None:
         """Let the prefill engine free what it holds, by an empty read from here."""
-        self._num_releases += 1
-        # Unique: a repeated release must not meet the first one in the scheduler.
-        release_id = f"{request_id}-release-{self._num_releases}"
-        self._spawn(self._release(release_id, handover))
+        if not self._gone:
+            self._spawn(self._releases.release(request_id, handover))
 
     def load(self) -> EngineLoad:
         """Return the engine core's counts after its last step."""
@@ -339,19 +339,11 @@ class VllmEngine:
                 await _within(ABORT_WAIT_S, self._llm.is_paused())
                 await asyncio.sleep(0)  # one turn, for outputs that came before it
             await self._llm.abort(request.request_id)
+            if request.leg is Leg.DECODE:
+                # Aborted in the queue, it releases by itself what is held for it.
+                await self._releases.nudge()
         except self._vllm.EngineDeadError:
             return  # the watch ends every request
-
-    async def _release(self, release_id: str, handover: JsonObject) -> None:
-        if self._gone:
-            return
-        try:
-            await self._llm.notify_kv_transfer_request_rejected(release_id, handover)
-        except self._vllm.EngineDeadError:
-            return  # the lease ends by itself, after 30 s
-        except (ValueError, TypeError, OverflowError) as error:
-            # The handles came over the wire: what they hold is not ours to trust.
-            logger.warning("%s: not a hand-over: %s", release_id, error)
 
     # --- death -------------------------------------------------------------------
 

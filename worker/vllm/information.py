@@ -39,11 +39,11 @@ def _connector(transfer: Any) -> str:  # vLLM's KVTransferConfig or None
     """Return the connector that moves KV; inside a MultiConnector, NIXL's."""
     if transfer is None or not transfer.kv_connector:
         return ""
-    parts = (transfer.kv_connector_extra_config or {}).get("connectors", [])
+    extra: dict[str, Any] = transfer.kv_connector_extra_config or {}
+    parts: list[dict[str, str]] = extra.get("connectors", [])
     names = [part.get("kv_connector", "") for part in parts]
-    return next(
-        (name for name in names if name.startswith("Nixl")), str(transfer.kv_connector)
-    )
+    own: str = transfer.kv_connector
+    return next((name for name in names if name.startswith("Nixl")), own)
 
 
 def _compatibility(

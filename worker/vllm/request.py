@@ -105,16 +105,15 @@ class OpenRequest:
 
     def _finished(self, output: Any, completion: Any) -> EngineFinished:  # vLLM's
         reason, kind, error = self._reason(completion.finish_reason)
-        transfer: JsonObject | None = output.kv_transfer_params
+        transfer: JsonObject = output.kv_transfer_params or {}
+        visible: JsonObject = transfer
         handover: JsonObject | None = None
-        visible = transfer
         if self.request.leg is not Leg.FULL:
-            shown = {key: transfer[key] for key in VISIBLE & set(transfer or {})}  # type: ignore[index]  # no key without it
-            visible = shown or None
+            visible = {key: transfer[key] for key in transfer.keys() & VISIBLE}
         if self.request.leg is Leg.PREFILL:
             # vLLM 0.32 holds the blocks after "stop" as after "length", and names
             # them; after anything else it frees them at once and names nothing.
-            if transfer is not None and set(transfer) - VISIBLE:
+            if transfer.keys() - VISIBLE:
                 handover = transfer
             elif reason in {FinishReason.STOP, FinishReason.LENGTH}:
                 reason, kind = FinishReason.ERROR, ErrorKind.HANDOVER
@@ -132,7 +131,7 @@ class OpenRequest:
             error=error,
             prompt_token_ids=output.prompt_token_ids,
             handover=handover,
-            kv_transfer_params=visible,
+            kv_transfer_params=visible or None,
             prompt_logprobs=self._prompt_logprobs,
             queue_s=queue_s,
             prefill_s=prefill_s,
