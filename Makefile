@@ -88,7 +88,7 @@ unit: setup-dev  ## Run unit, contract and fault tests, with branch coverage.
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(WITHOUT_ENGINE) $(PYTEST)
 	$(BIN)/coverage combine -q
-	$(BIN)/coverage report
+	$(BIN)/coverage report --omit='worker/vllm/*'  # that runs on a real engine only
 
 engine-test:  ## Run the tests on a real vLLM engine.
 	@$(SETUP) $(EXTRA) dev

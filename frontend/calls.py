@@ -272,7 +272,9 @@ def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
         raise bad_request(msg, f"{where}.content")
     texts: list[str] = []
     for part in cast("list[object]", content):
-        text = part.get("text") if isinstance(part, dict) else None
+        text: object = None
+        if isinstance(part, dict):
+            text = cast("dict[str, object]", part).get("text")
         if not isinstance(text, str):
             msg = f"{where}.content: only text parts are supported"
             raise bad_request(msg, f"{where}.content")

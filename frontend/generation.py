@@ -51,6 +51,7 @@ MAX_ATTEMPTS = 3
 """Workers tried for one request: two may fail at once (a rolling restart), a third
 failure is more likely the request's own doing."""
 
+_GOOD_ENDS = {FinishReason.STOP, FinishReason.LENGTH}
 _RETRIED = {ErrorKind.BUSY, ErrorKind.DRAINING, ErrorKind.HANDOVER, ErrorKind.ENGINE}
 _numbers = itertools.count(1)
 
@@ -89,8 +90,8 @@ class End:
     num_cached_tokens: int = 0
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: JsonObject | None = None
-    worker_ids: dict[str, str] = field(default_factory=dict)
-    timing: dict[str, float] = field(default_factory=dict)  # in ms
+    worker_ids: dict[str, str] = field(default_factory=dict[str, str])
+    timing: dict[str, float] = field(default_factory=dict[str, float])  # in ms
 
 
 class Sink(Protocol):
@@ -240,8 +241,10 @@ class Generation:
         if sink is None:
             self._release(leg, end)
             return
-        if end.error_kind is not None:
-            self.leg_failed(leg, end.error_kind, end.error)
+        if end.reason not in _GOOD_ENDS:
+            self._release(leg, end)
+            text = end.error or f"worker {leg.link.worker_id} aborted the request"
+            self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, text)
             return
         self._prefill_end = end
         self._handover_at = time.monotonic()
@@ -286,7 +289,7 @@ class Generation:
         self._leg = None
         if sink is None:
             return
-        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if end.reason in _GOOD_ENDS:
             self._sink = None
             sink.tokens(token_ids, item.logprobs, self._good_end(end))
         else:
@@ -299,7 +302,7 @@ class Generation:
         self._leg = None
         if sink is None:
             return
-        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if end.reason in _GOOD_ENDS:
             self._sink = None
             sink.ended(self._good_end(end))
         elif end.reason is FinishReason.ABORT:

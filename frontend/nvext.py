@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
@@ -78,15 +79,17 @@ def fold_alias(body: dict[str, object]) -> None:
     if not isinstance(nvext, dict):
         msg = "nvext must be an object"
         raise bad_request(msg, "nvext")
-    fields = nvext.get("extra_fields")
-    if fields is None:
-        fields = []
-    if not isinstance(fields, list):
+    given = cast("dict[str, object]", nvext)
+    listed = given.get("extra_fields")
+    if listed is None:
+        listed = []
+    if not isinstance(listed, list):
         msg = "nvext.extra_fields must be a list of strings"
         raise bad_request(msg, "nvext.extra_fields")
+    fields = cast("list[object]", listed)
     if SELECTOR not in fields:
         fields = [*fields, SELECTOR]
-    body["nvext"] = {**nvext, "extra_fields": fields}
+    body["nvext"] = {**given, "extra_fields": fields}
 
 
 def check_keys(nvext: object) -> None:
@@ -96,7 +99,7 @@ def check_keys(nvext: object) -> None:
         ApiError: 400 with the unknown keys and the known ones.
     """
     if isinstance(nvext, dict):
-        unknown = sorted(str(key) for key in nvext.keys() - _KEYS)
+        unknown = sorted(cast("dict[str, object]", nvext).keys() - _KEYS)
         if unknown:
             msg = f"unknown nvext keys {unknown}; known are {sorted(_KEYS)}"
             raise bad_request(msg, "nvext")

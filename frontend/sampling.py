@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
@@ -234,7 +234,9 @@ def _response_format(given: dict[str, object]) -> StructuredOutput | None:
             return StructuredOutput("json_object")
         case "json_schema":
             wrapper = given.get("json_schema")
-            schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
+            schema: object = None
+            if isinstance(wrapper, dict):
+                schema = cast("dict[str, object]", wrapper).get("schema")
             if not isinstance(schema, dict):
                 msg = "response_format.json_schema.schema must be an object"
                 raise bad_request(msg, "response_format.json_schema.schema")

@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 class _Collected:
     """What one choice has brought, for a response that is not streamed."""
 
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprobs] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list[str])
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     end: End | None = None
 
 

@@ -63,7 +63,8 @@ class EventStream:
             TimeoutError: It has not within *timeout_s*.
             ConnectionError: It is gone.
         """
-        writer = self._response._payload_writer
+        # StreamResponse.drain is deprecated, and its write waits only now and then.
+        writer = self._response._payload_writer  # pyright: ignore[reportPrivateUsage]
         if writer is not None:
             async with asyncio.timeout(timeout_s):
                 await writer.drain()

@@ -26,7 +26,7 @@ from .errors import bad_request
 # transformers says at import that there is no torch; there need not be.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils import chat_template_utils
 
 __all__ = ["ModelError", "SamplingDefaults", "TextModel", "load_model"]
 
@@ -115,7 +115,7 @@ class TextModel:
             msg = "this model has no chat template; use /v1/completions"
             raise bad_request(msg, "messages")
         try:
-            rendered, _ = cast("Any", render_jinja_template)(
+            rendered, _ = cast("Any", chat_template_utils).render_jinja_template(
                 conversations=[list(messages)],
                 chat_template=self._chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -239,12 +239,14 @@ def load_model(path: str, executor: Executor | None = None) -> TextModel:
 
 def _download(name: str) -> Path:
     """Return the local folder of a hub model's tokenizer files."""
-    from huggingface_hub import snapshot_download
+    import huggingface_hub  # half a second, rarely needed
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    hub = cast("Any", huggingface_hub)
 
     patterns = ["*.json", "*.jinja"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(hub.snapshot_download(name, allow_patterns=patterns))
     except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
         msg = (
             f"model {name} is neither a folder nor a hub model that can be had: {error}"
@@ -270,7 +272,8 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
         return file.read_text()
     template = settings.get("chat_template")
     if isinstance(template, list):  # named templates; "default" is the one for chat
-        named = {entry["name"]: entry["template"] for entry in template}
+        entries = cast("list[dict[str, str]]", template)
+        named = {entry["name"]: entry["template"] for entry in entries}
         template = named.get("default")
     return template if isinstance(template, str) else None
 
@@ -280,7 +283,9 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     tokens: dict[str, str] = {}
     for key, value in settings.items():
         if key.endswith("_token"):
-            text = value.get("content") if isinstance(value, dict) else value
+            text = value
+            if isinstance(value, dict):
+                text = cast("dict[str, Any]", value).get("content")
             if isinstance(text, str):
                 tokens[key] = text
     return tokens

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -64,7 +64,7 @@ class Stack:
 @contextlib.contextmanager
 def running(
     command: list[str], core: int, log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Generator[subprocess.Popen[bytes]]:
     """Run a process of ours on one core, and end it."""
     with log.open("ab") as file:
         process = subprocess.Popen(
@@ -84,7 +84,7 @@ def running(
 
 
 @contextlib.contextmanager
-def stack(model: str, step_ms: str, cores: list[int], folder: Path) -> Iterator[Stack]:
+def stack(model: str, step_ms: str, cores: list[int], folder: Path) -> Generator[Stack]:
     """Run a worker with the given step and a frontend, and wait until it serves."""
     announce = folder / f"worker-{step_ms}.json"
     port = free_port()
@@ -205,7 +205,7 @@ class Counter(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def connections(port: int, number: int) -> AsyncIterator[list[Counter]]:
+async def connections(port: int, number: int) -> AsyncGenerator[list[Counter]]:
     """Open connections, and close them."""
     loop = asyncio.get_running_loop()
     made = [

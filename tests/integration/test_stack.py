@@ -9,12 +9,14 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from support.up import Up, until, up
 from support.vllm_engine import (
@@ -128,7 +130,7 @@ async def test_the_openai_client_chat(client: AsyncOpenAI, max_tokens: int) -> N
         "temperature": 0,
         "extra_body": IDS,
     }
-    whole = await client.chat.completions.create(**request)
+    whole = cast("ChatCompletion", await client.chat.completions.create(**request))
     ids: list[int] = []
     text = ""
     prompts: list[list[int]] = []
@@ -169,7 +171,7 @@ async def test_the_openai_client_completion(client: AsyncOpenAI) -> None:
         "temperature": 0,
         "extra_body": IDS,
     }
-    whole = await client.completions.create(**request)
+    whole = cast("Completion", await client.completions.create(**request))
     ids: list[int] = []
     text = ""
     async for chunk in await client.completions.create(stream=True, **request):
@@ -242,7 +244,7 @@ async def test_a_seed_repeats_and_json_is_json(client: AsyncOpenAI) -> None:
 
     assert await draw(0) == await draw(0)
     assert await draw(0) != await draw(1)
-    schema = {
+    schema: dict[str, Any] = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}},
         "required": ["ok"],

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class SimWorker:
                 worker.service.died(reason)
 
         info = await engine.start(Sink(), lambda _: None)
-        card = {
+        card: dict[str, Any] = {
             "protocol_version": PROTOCOL_VERSION,
             "worker_id": self._name,
             "incarnation": f"{self._name}-1",
@@ -219,7 +219,7 @@ async def stack(
     roles: Sequence[Role] = (Role.AGGREGATED,),
     options: Sequence[str] = ("--step-ms", "0"),
     arguments: Sequence[str] = (),
-) -> AsyncIterator[Stack]:
+) -> AsyncGenerator[Stack]:
     """Run workers of *roles* and a frontend; stop them in the end."""
     workers = [
         SimWorker(model, role, f"{role.value}-{n}", options)

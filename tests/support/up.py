@@ -10,7 +10,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ async def up(
     engine_arguments: Sequence[str] = (),
     name: str = "tiny",
     frontends: int = 1,
-) -> AsyncIterator[Up]:
+) -> AsyncGenerator[Up]:
     """Run ``tokenwire-up`` until all workers are usable; stop it by SIGINT."""
     port = _free_port()
     log = folder / "up.log"

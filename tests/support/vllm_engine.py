@@ -333,7 +333,7 @@ async def _serve(path: str, role: Role, arguments: list[str]) -> None:
                     engine.submit(request)
                 case "abort", str(request_id):
                     engine.abort(request_id)
-                case "release_kv", str(request_id), dict(handover):
+                case "release_kv", str(request_id), handover:
                     engine.release_kv(request_id, handover)
                 case ("load",):
                     tell("answer", engine.load())
