@@ -20,11 +20,30 @@ __all__ = ["FlatLogprobs", "pack"]
 class FlatLogprobs(Protocol):
     """vLLM's ``FlatLogprobs``: rows are ranges of three parallel lists."""
 
-    start_indices: Sequence[int]  # (num_rows,)
-    end_indices: Sequence[int]  # (num_rows,)
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    ranks: Sequence[int]
+    @property
+    def start_indices(self) -> Sequence[int]:
+        """Where each row begins: (num_rows,)."""
+        ...
+
+    @property
+    def end_indices(self) -> Sequence[int]:
+        """Where each row ends: (num_rows,)."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The candidates' ids."""
+        ...
+
+    @property
+    def logprobs(self) -> Sequence[float]:
+        """Their log probabilities."""
+        ...
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Their ranks, from 1."""
+        ...
 
 
 def pack(flat: FlatLogprobs, num_top: int) -> Logprobs | None:
