@@ -55,7 +55,8 @@ def flat(*rows: list[tuple[int, float, int]]) -> Flat:
 
 def request(leg: Leg = Leg.FULL, **fields: Any) -> EngineRequest:
     """Return an engine request."""
-    sampling = Sampling(**{"max_tokens": 9, **fields})
+    fields.setdefault("max_tokens", 9)
+    sampling = Sampling(**fields)
     handover = dict(HANDLES) if leg is Leg.DECODE else None
     return EngineRequest("r", [1, 2], sampling, leg, handover=handover)
 
