@@ -16,7 +16,7 @@ from .fold import Fold
 from .generation import Job
 from .nvext import SELECTOR, Selection, select
 from .pool import Pool
-from .sampling import MAX_LOGPROBS, make_sampling, stop_strings
+from .sampling import INT_BOUND, MAX_LOGPROBS, make_sampling, stop_strings
 from .schema import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
 from .shapes import ChatShape, CompletionShape, Frame, Shape
 from .stop import StopStrings
@@ -35,6 +35,7 @@ class Call:
     response_id: str
     shape: Shape
     jobs: list[tuple[Job, Fold]]  # one per choice, in order of their index
+    choices_per_prompt: int
     num_prompt_tokens: int  # each prompt once
     stream: bool
     include_usage: bool
@@ -146,6 +147,9 @@ def _check_common(request: CommonRequest, pool: Pool, num_prompts: int) -> Selec
     if n * num_prompts > MAX_CHOICES:
         msg = f"{n * num_prompts} choices were asked for, the limit is {MAX_CHOICES}"
         raise bad_request(msg, "n")
+    if not -INT_BOUND <= (request.priority or 0) < INT_BOUND:
+        msg = "priority must be a signed 64-bit integer"
+        raise bad_request(msg, "priority")
     if request.stream_options is not None and not request.stream:
         msg = "stream_options needs stream: true"
         raise bad_request(msg, "stream_options")
@@ -182,7 +186,6 @@ def _call(
             job = Job(
                 token_ids,
                 _numbered(sampling, number),
-                model.eos_token_ids,
                 echo_prompt=selection.prompt_token_ids,
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
@@ -203,6 +206,7 @@ def _call(
         response_id,
         kind(frame),
         jobs,
+        choices_per_prompt=request.n or 1,
         num_prompt_tokens=sum(map(len, prompts)),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
@@ -274,7 +278,8 @@ def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
     for part in cast("list[object]", content):
         text: object = None
         if isinstance(part, dict):
-            text = cast("dict[str, object]", part).get("text")
+            fields = cast("dict[str, object]", part)
+            text = fields.get("text") if fields.get("type", "text") == "text" else None
         if not isinstance(text, str):
             msg = f"{where}.content: only text parts are supported"
             raise bad_request(msg, f"{where}.content")

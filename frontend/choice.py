@@ -145,7 +145,9 @@ class Choice:
                 token_ids = token_ids[:used]
                 logprobs = logprobs and _cut(logprobs, used)
             end = end if end is not None and end.error is None else None
-            end = _at_stop(end or self.generation.stop_here(), matched)
+            end = end or self.generation.stop_here()
+            if end is not None:
+                end = _at_stop(end, matched)
         elif end is not None:
             text += self._fold.finish()
             if self._fold.matched is not None:

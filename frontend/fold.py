@@ -57,10 +57,8 @@ class Fold:
         for token_id in token_ids:
             piece = feed(token_id)
             used += 1
-            if self.num_tokens + used <= self._min_tokens:
-                text += piece
-                continue
-            text += stop.feed(piece)
+            can_match = self.num_tokens + used > self._min_tokens
+            text += stop.feed(piece, can_match=can_match)
             if stop.matched is not None:
                 break
         self.num_tokens += used
@@ -73,5 +71,6 @@ class Fold:
             return rest
         if self._stop.matched is not None:
             return ""
-        text = self._stop.feed(rest) if rest else ""
+        can_match = self.num_tokens > self._min_tokens
+        text = self._stop.feed(rest, can_match=can_match) if rest else ""
         return text + self._stop.flush()

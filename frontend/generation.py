@@ -62,16 +62,9 @@ class Job:
 
     prompt_token_ids: list[int]  # (num_prompt_tokens,)
     sampling: Sampling
-    eos_token_ids: frozenset[int]
     echo_prompt: bool = False  # bring the ids back as the engine saw them
     priority: int = 0
     cache_salt: str | None = None
-
-    @property
-    def stops(self) -> frozenset[int]:
-        """Ids that end the output."""
-        stops = frozenset(self.sampling.stop_token_ids)
-        return stops if self.sampling.ignore_eos else stops | self.eos_token_ids
 
     @property
     def repeatable(self) -> bool:
@@ -188,6 +181,7 @@ class Generation:
         self._started_at = time.monotonic()
         self._handover_at = 0.0
         self._first_token_at: float | None = None
+        self._stopped = False
 
     def start(self) -> None:
         """Send the request to a worker.
@@ -227,11 +221,17 @@ class Generation:
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
 
-    def stop_here(self) -> End:
-        """End the sequence from this side, at a stop string; returns its end."""
-        self._sink = None
+    def stop_here(self) -> End | None:
+        """End the sequence from this side, at a stop string; returns its end.
+
+        None: the sink hears it, with what the worker alone knows (``cached_tokens``).
+        """
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
+            if self._prefill_end is None:
+                self._stopped = True
+                return None
+        self._sink = None
         return self._good_end(None)
 
     def prefilled(self, leg: _Leg, first: Tokens | None, end: Finished) -> None:
@@ -249,7 +249,7 @@ class Generation:
         self._prefill_end = end
         self._handover_at = time.monotonic()
         token_ids = unpack_ids(first.token_ids) if first is not None else []
-        if token_ids and self._job.repeatable and token_ids[-1] in self._job.stops:
+        if token_ids and self._job.repeatable and end.reason is FinishReason.STOP:
             self._release(leg, end)
             self._sink = None
             self.num_tokens = len(token_ids)
@@ -281,30 +281,25 @@ class Generation:
             self._first_token_at = time.monotonic()
             if self._prefill_end is not None:
                 self._metrics.handed_over(self._first_token_at - self._handover_at)
-        sink = self._sink
-        if end is None:
-            if sink is not None:
-                sink.tokens(token_ids, item.logprobs, None)
-            return
-        self._leg = None
-        if sink is None:
-            return
-        if end.reason in _GOOD_ENDS:
-            self._sink = None
+        sink = None if self._stopped else self._sink
+        if sink is not None and end is not None and end.reason in _GOOD_ENDS:
+            self._leg = self._sink = None
             sink.tokens(token_ids, item.logprobs, self._good_end(end))
-        else:
+            return
+        if sink is not None:
             sink.tokens(token_ids, item.logprobs, None)
+        if end is not None:
             self.output_ended(leg, end)
 
     def output_ended(self, leg: _Leg, end: Finished) -> None:
         """Pass the end on, or try another worker."""
         sink = self._sink
         self._leg = None
-        if sink is None:
-            return
-        if end.reason in _GOOD_ENDS:
+        if sink is not None and (self._stopped or end.reason in _GOOD_ENDS):
             self._sink = None
             sink.ended(self._good_end(end))
+        elif sink is None and end.reason is not FinishReason.ERROR:
+            return
         elif end.reason is FinishReason.ABORT:
             text = f"worker {leg.link.worker_id} aborted the request"
             self.leg_failed(leg, ErrorKind.ENGINE, text)
@@ -319,6 +314,10 @@ class Generation:
             self._release(leg, self._prefill_end)
         sink = self._sink
         if sink is None:
+            return
+        if self._stopped:
+            self._sink = None
+            sink.ended(self._good_end(None))
             return
         self._metrics.leg_failed(kind)
         if kind in _RETRIED and self.num_tokens == 0 and self.attempt < MAX_ATTEMPTS:
@@ -384,6 +383,8 @@ class Generation:
             end.timing["prefill_ms"] = 1e3 * source.prefill_s
             if source.prompt_token_ids is not None:
                 end.prompt_token_ids = unpack_ids(source.prompt_token_ids)
+        if end.prompt_token_ids is None and self._job.echo_prompt:
+            end.prompt_token_ids = self._job.prompt_token_ids  # no worker said it
         if prefill is not None and end.kv_transfer_params is None:
             end.kv_transfer_params = prefill.kv_transfer_params
         return end

@@ -20,7 +20,6 @@ from zmq.utils.monitor import parse_monitor_message
 from tokenwire.protocol.codec import decode_from_worker, encode
 from tokenwire.protocol.errors import (
     Incompatible,
-    MessageTooLarge,
     ProtocolError,
     RemoteProtocolError,
 )
@@ -182,7 +181,7 @@ class Link:
         self._open[message.request_id] = _Open(reply)
         try:
             sent = self._send(message)
-        except MessageTooLarge:
+        except ProtocolError:
             del self._open[message.request_id]
             raise
         if not sent:

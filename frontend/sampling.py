@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from .schema import CommonRequest
     from .tokenizer import TextModel
 
-__all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "make_sampling", "stop_strings"]
+__all__ = [
+    "INT_BOUND",
+    "MAX_LOGPROBS",
+    "MAX_STOP_STRINGS",
+    "make_sampling",
+    "stop_strings",
+]
 
 MAX_LOGPROBS = 20
 """OpenAI's limit of ``top_logprobs``, and vLLM's default ``max_logprobs``."""
@@ -26,8 +32,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1_000
 """One stop string: as much text may be held back from the client."""
 
-_SEED_BOUND = 2**63
-"""vLLM takes a signed 64-bit seed."""
+INT_BOUND = 2**63
+"""Numbers travel as signed 64-bit integers; vLLM's seed is one."""
+
+_ID_DIGITS = 10
+"""Of 2**32 - 1, the largest id that the wire has a form for."""
 
 N = TypeVar("N", int, float)
 
@@ -90,12 +99,18 @@ def make_sampling(
             "top_p", _first(request.top_p, defaults.top_p, 1.0), 0, 1, above=True
         ),
         top_k=max(
-            0, _range("top_k", _first(request.top_k, defaults.top_k, 0), -1, None)
+            0,
+            _range(
+                "top_k",
+                _first(request.top_k, defaults.top_k, 0),
+                -1,
+                INT_BOUND - 1,
+            ),
         ),
         min_p=_range("min_p", _first(request.min_p, defaults.min_p, 0.0), 0, 1),
         seed=None
-        if request.seed is None
-        else _range("seed", request.seed, -_SEED_BOUND, _SEED_BOUND - 1),
+        if request.seed is None or request.seed == -1  # -1: none, as in vLLM
+        else _range("seed", request.seed, -INT_BOUND, INT_BOUND - 1),
         presence_penalty=_range(
             "presence_penalty", _first(request.presence_penalty, 0.0), -2, 2
         ),
@@ -181,10 +196,10 @@ def _logit_bias(
         return None
     result: dict[int, float] = {}
     for key, value in bias.items():
-        if not key.isascii() or not key.isdecimal():
+        if len(key) > _ID_DIGITS or not key.isascii() or not key.isdecimal():
             msg = f"logit_bias: {key!r:.40} is not a token id"
             raise bad_request(msg, "logit_bias")
-        [token_id] = _ids("logit_bias", [int(key[:12])], vocab_size)
+        [token_id] = _ids("logit_bias", [int(key)], vocab_size)
         result[token_id] = _range("logit_bias", value, -100, 100)
     return result
 
@@ -215,6 +230,9 @@ def _structured_output(request: CommonRequest) -> StructuredOutput | None:
     [kind] = kinds
     spec = given[kind]
     if kind == "json_object":
+        if spec is not True:
+            msg = "structured_outputs.json_object must be true"
+            raise bad_request(msg, "structured_outputs.json_object")
         return StructuredOutput(kind)
     if kind in {"regex", "grammar"} and not isinstance(spec, str):
         msg = f"structured_outputs.{kind} must be a string"

@@ -14,7 +14,7 @@ from tokenwire.protocol.messages import Role
 
 from .calls import Call, chat_call, completion_call
 from .config import Config
-from .errors import ApiError, overloaded, unavailable
+from .errors import ApiError, bad_request, overloaded, unavailable
 from .link import Link
 from .metrics import CONTENT_TYPE, Metrics
 from .pool import Pool
@@ -233,6 +233,11 @@ class Server:
             response = self._failure(request, error)
         except web.HTTPException as error:
             response = self._failure(request, _from_http(error, self._config))
+        except web.RequestPayloadError as error:
+            failed = bad_request(f"the body cannot be read: {error}")
+            response = self._failure(request, failed)
+        except ConnectionError:
+            raise  # the client left; aiohttp takes it from here
         except Exception:  # noqa: BLE001 - the one place where a bug becomes a 500
             _log.exception("%s %s failed", request.method, request.path)
             failed = ApiError(

@@ -120,6 +120,8 @@ class Session:
                 choice.release()
             try:
                 await self._until_sent(stream, write_timeout_s)
+                stream.send(self._tail())
+                return await stream.close(write_timeout_s)
             except TimeoutError:
                 _log.warning(
                     "response %s: dropped, its client read nothing for %.0f s",
@@ -128,8 +130,6 @@ class Session:
                 )
                 self._metrics.failed("slow_reader")
                 return stream.abort()
-            stream.send(self._tail())
-            return await stream.close()
         finally:
             self._cancel()
 
@@ -176,7 +176,7 @@ class Session:
         if self._error is not None:
             return
         if end is not None:
-            self._count_end(end)
+            self._count_end(choice, end)
             if end.error is not None:
                 delta.end = None  # the error event follows in place of a finish reason
         usage_json = b""
@@ -212,11 +212,12 @@ class Session:
             one.logprobs.append(delta.logprobs)
         if delta.end is not None:
             one.end = delta.end
-            self._count_end(delta.end)
+            self._count_end(choice, delta.end)
 
-    def _count_end(self, end: End) -> None:
+    def _count_end(self, choice: Choice, end: End) -> None:
         self._num_running -= 1
-        self._num_cached += end.num_cached_tokens
+        if choice.index % self._call.choices_per_prompt == 0:
+            self._num_cached += end.num_cached_tokens  # each prompt counts once
         if end.error is not None:
             self._error = end.error
         else:

@@ -42,6 +42,8 @@ class EventStream:
         if request.version >= (1, 1):
             response.enable_chunked_encoding()
             self._chunked = True
+        else:
+            response.force_close()  # nothing else says where the stream ends
         await response.prepare(request)
         await response.write(first)
         self._transport = request.transport
@@ -69,9 +71,14 @@ class EventStream:
             async with asyncio.timeout(timeout_s):
                 await writer.drain()
 
-    async def close(self) -> web.StreamResponse:
-        """End the response; returns it for aiohttp."""
-        await self._response.write_eof()
+    async def close(self, timeout_s: float) -> web.StreamResponse:
+        """End the response; returns it for aiohttp.
+
+        Raises:
+            TimeoutError: The client has not read the last of it within *timeout_s*.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._response.write_eof()
         return self._response
 
     def abort(self) -> web.StreamResponse:

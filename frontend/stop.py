@@ -20,18 +20,24 @@ class StopStrings:
         self.matched: str | None = None
         """The stop string that ended the text."""
 
-    def feed(self, text: str) -> str:
-        """Return what is safe to show after *text* came; see ``matched`` then."""
+    def feed(self, text: str, *, can_match: bool = True) -> str:
+        """Return what is safe to show after *text* came; see ``matched`` then.
+
+        Several may match in it: the one that is complete first counts, then the order
+        of the strings, as in vLLM. Without *can_match* no string may end in *text*,
+        but one that begins in it may end later.
+        """
         held = self._held + text
-        end = None
-        for string in self._strings:
-            at = held.find(string)
-            if at >= 0 and (end is None or at < end[0]):
-                end = (at, string)
-        if end is not None:
-            at, self.matched = end
+        first: tuple[int, str] | None = None
+        for string in self._strings if can_match else ():
+            # What was held was looked at before; a match ends in *text*.
+            at = held.find(string, max(0, len(self._held) + 1 - len(string)))
+            if at >= 0 and (first is None or at + len(string) < first[0]):
+                first = (at + len(string), string)
+        if first is not None:
+            end, self.matched = first
             self._held = ""
-            return held[: at + len(self.matched)] if self._include else held[:at]
+            return held[: end if self._include else end - len(self.matched)]
         keep = self._possible_start(held)
         self._held = held[keep:]
         return held[:keep]
@@ -45,6 +51,9 @@ class StopStrings:
         """Return where the longest tail of *text* begins that may begin a match."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             tail = text[start:]
-            if any(string.startswith(tail) for string in self._strings):
+            if any(
+                len(tail) < len(string) and string.startswith(tail)
+                for string in self._strings
+            ):
                 return start
         return len(text)

@@ -15,10 +15,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, cast
 
-import jinja2
 import msgspec
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from .detokenize import ByteDetokenizer, Detokenizer, bytes_of_piece
 from .errors import bad_request
@@ -32,7 +30,7 @@ __all__ = ["ModelError", "SamplingDefaults", "TextModel", "load_model"]
 
 INLINE_CHARS = 4_096
 """Texts up to this length are tokenized on the event loop: about 1 ms. Longer ones go
-to a thread, which releases the GIL while it encodes."""
+to a thread."""
 
 
 class ModelError(Exception):
@@ -58,7 +56,6 @@ class TextModel:
         *,
         sha256: str = "",
         vocab_size: int,
-        eos_token_ids: frozenset[int],
         chat_template: str | None,
         special_tokens: dict[str, str],
         sampling_defaults: SamplingDefaults,
@@ -66,7 +63,6 @@ class TextModel:
     ) -> None:
         self.sha256 = sha256
         self.vocab_size = vocab_size
-        self.eos_token_ids = eos_token_ids
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
         self._chat_template = chat_template
@@ -90,9 +86,16 @@ class TextModel:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            encoding = self._tokenizer.encode(
-                text, add_special_tokens=add_special_tokens
-            )
+            if len(text) <= INLINE_CHARS:
+                encoding = self._tokenizer.encode(
+                    text, add_special_tokens=add_special_tokens
+                )
+            else:
+                # ``encode`` holds the GIL. This does not, and leaves out the offsets,
+                # but wakes a pool of threads, which costs a short text a millisecond.
+                [encoding] = self._tokenizer.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )
         except (TypeError, UnicodeEncodeError) as error:
             msg = "the text holds a lone surrogate, which is not valid Unicode"
             raise bad_request(msg) from error
@@ -122,7 +125,9 @@ class TextModel:
                 continue_final_message=continue_final_message,
                 **{**self._special_tokens, **template_kwargs},
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:
+            # A template is the model's own code: what it meets in a message that it
+            # was not written for may end in any error.
             msg = f"the chat template refused the messages: {error}"
             raise bad_request(msg, "messages") from error
         return cast("str", rendered[0])
@@ -152,15 +157,18 @@ class TextModel:
 
 
 class StreamDetokenizer:
-    """Any tokenizer, by the library's own incremental decoder.
+    """Any tokenizer: each id is decoded behind the ids before it, whose text is known.
 
     Primed with the end of the prompt, so that a first piece keeps its leading space;
     not primed where the prompt ends inside a character, which would leak its text.
+    The library's ``DecodeStream`` is not used: it fails on bytes that are no UTF-8,
+    which a model may well produce.
     """
 
-    __slots__ = ("_emitted", "_ids", "_prime", "_skip", "_stream", "_tokenizer")
+    __slots__ = ("_known", "_known_text", "_new", "_skip", "_tokenizer")
 
     _PRIME_TOKENS = 6  # more than the bytes of any character
+    _CHARACTER_BYTES = 4  # so many at most; ids that stay unreadable for longer are not
 
     def __init__(
         self,
@@ -169,29 +177,41 @@ class StreamDetokenizer:
         *,
         skip_special_tokens: bool,
     ) -> None:
-        prime = list(prompt_token_ids[-self._PRIME_TOKENS :])
-        text = tokenizer.decode(prime, skip_special_tokens=skip_special_tokens)
-        if text.endswith("\N{REPLACEMENT CHARACTER}"):
-            prime = []
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._prime = prime
-        self._ids: list[int] = []
-        self._emitted = 0
-        self._stream = DecodeStream(prime, skip_special_tokens)
+        self._known: list[int] = []
+        self._known_text = ""
+        self._new: list[int] = []  # inside a character
+        for more in range(self._CHARACTER_BYTES):  # one of them cuts no character
+            prime = list(prompt_token_ids[-self._PRIME_TOKENS - more :])
+            text = self._decode(prime)
+            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                self._known, self._known_text = prime, text
+                break
 
     def feed(self, token_id: int) -> str:
         """Return the text that *token_id* completes."""
-        self._ids.append(token_id)
-        text: str = self._stream.step(self._tokenizer, token_id) or ""
-        self._emitted += len(text)
+        self._new.append(token_id)
+        text = self._text_of_new()
+        if not text:
+            self._new.pop()  # a special token; what follows must not grow behind it
+            return ""
+        unreadable = text.endswith("\N{REPLACEMENT CHARACTER}")
+        if unreadable and len(self._new) < self._CHARACTER_BYTES:
+            return ""
+        self._known, self._new = self._new, []
+        self._known_text = self._decode(self._known)
         return text
 
     def flush(self) -> str:
         """Return the text of bytes that no later token completed."""
-        before = self._decode(self._prime)
-        after = self._decode(self._prime + self._ids)
-        return after[len(before) + self._emitted :]
+        return self._text_of_new() if self._new else ""
+
+    def _text_of_new(self) -> str:
+        text = self._decode(self._known + self._new)
+        if text.startswith(self._known_text):
+            return text[len(self._known_text) :]
+        return self._decode(self._new)  # new bytes that change how the known ones read
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
@@ -210,16 +230,17 @@ def load_model(path: str, executor: Executor | None = None) -> TextModel:
     try:
         data = file.read_bytes()
         tokenizer = Tokenizer.from_str(data.decode())
+        # Left there by some training run: a prompt is neither cut nor filled up.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         config = _read_json(folder / "config.json")
         generation = _read_json(folder / "generation_config.json", missing={})
         settings = _read_json(folder / "tokenizer_config.json", missing={})
-        eos = generation.get("eos_token_id", config.get("eos_token_id"))
         vocab_size = int(config.get("text_config", config)["vocab_size"])
         return TextModel(
             tokenizer,
             sha256=hashlib.sha256(data).hexdigest(),
             vocab_size=vocab_size,
-            eos_token_ids=_as_ids(eos) | _as_ids(config.get("eos_token_id")),
             chat_template=_chat_template(folder, settings),
             special_tokens=_special_tokens(settings),
             sampling_defaults=msgspec.convert(generation, SamplingDefaults),
@@ -258,12 +279,6 @@ def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, A
     if missing is not None and not file.exists():
         return missing
     return cast("dict[str, Any]", json.loads(file.read_text()))
-
-
-def _as_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:

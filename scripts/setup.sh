@@ -54,7 +54,7 @@ is_done() { [[ $(cat "$VENV/.setup-$1" 2>/dev/null) == $(digest "$1") ]]; }
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 # uv reads no configuration of pip's: whoever set an index for pip wants that one.
-has_own_index() { pip config list 2>/dev/null | grep -q '[.]index-url='; }
+has_own_index() { [[ $(pip config list 2>/dev/null) == *[.]index-url=* ]]; }
 
 install_lock() { # the packages of the lock file $1
     if [[ -x $VENV/bin/uv ]] && timeout "$UV_TIMEOUT_S" "$VENV/bin/uv" pip install \
@@ -95,7 +95,7 @@ sys.exit("torch==" + version("torch") != sys.argv[1])
     say "installing $torch (200 MB)"
     log=$(mktemp)
     if ! pip install --quiet --no-compile --no-deps "$torch" 2>"$log"; then
-        if ! grep -q 'No matching distribution' "$log"; then
+        if ! grep -Eq 'No matching distribution|ResolutionImpossible' "$log"; then
             cat "$log" >&2
             rm -f "$log"
             fail "pip could not install $torch"

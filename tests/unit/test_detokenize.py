@@ -18,7 +18,6 @@ def text_model(tokenizer: Tokenizer = TOKENIZER) -> TextModel:
     return TextModel(
         tokenizer,
         vocab_size=512,
-        eos_token_ids=frozenset({2}),
         chat_template=None,
         special_tokens={},
         sampling_defaults=SamplingDefaults(),
@@ -135,3 +134,27 @@ def test_byte_fallback_waits_for_a_whole_character() -> None:
     """Fallback bytes come out as their character, once, and only generated ones."""
     assert stream([HI], [*SMILE, BANG]) == "🙂!"
     assert "Hi" not in stream([HI, *SMILE[:2]], [*SMILE[2:], BANG])
+
+
+def test_the_space_survives_behind_characters_of_many_bytes() -> None:
+    """However the prompt's last ids are cut, they begin with a whole character."""
+    assert stream([HI, *SMILE, *SMILE], [THERE]) == " there"
+
+
+@given(st.lists(st.integers(0, 270)), st.lists(st.integers(0, 270)))
+def test_bytes_that_are_no_text_do_no_harm(
+    prompt: list[int], token_ids: list[int]
+) -> None:
+    """Any ids give some text: nothing fails, and no letter is lost."""
+    text = stream(prompt, token_ids)
+
+    assert text.count("!") >= token_ids.count(BANG)
+
+
+def test_bytes_that_stay_unreadable_do_not_wait_for_ever() -> None:
+    """Text goes on behind bytes that no later one completes."""
+    model = text_model(metaspace_tokenizer())
+    detokenizer = model.detokenizer([HI], skip_special_tokens=True)
+    broken = [1 + 0xFF] * 9
+
+    assert "".join(map(detokenizer.feed, broken)) == "\N{REPLACEMENT CHARACTER}" * 8

@@ -20,7 +20,6 @@ def model(defaults: SamplingDefaults | None = None) -> TextModel:
     return TextModel(
         tiny_tokenizer(),
         vocab_size=264,
-        eos_token_ids=frozenset({2}),
         chat_template=None,
         special_tokens={},
         sampling_defaults=defaults or SamplingDefaults(),
@@ -66,6 +65,11 @@ def test_top_k_minus_one_means_all() -> None:
     assert sampling(top_k=-1).top_k == sampling(top_k=0).top_k == 0
 
 
+def test_seed_minus_one_means_none() -> None:
+    """As in vLLM: such a request draws at random, also for the hand-over's sake."""
+    assert sampling(seed=-1).seed is None
+
+
 def test_no_max_tokens_means_what_is_left() -> None:
     """The rest of the context length."""
     assert sampling(max_tokens=None).max_tokens == 90
@@ -97,6 +101,7 @@ def test_exactly_full_is_allowed() -> None:
         ("top_p", 0.0),
         ("top_p", 1.01),
         ("top_k", -2),
+        ("top_k", 2**63),
         ("min_p", 1.5),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
@@ -121,7 +126,8 @@ def test_out_of_range_names_the_field(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("bias", "good"),
     [({"5": 1.5}, True), ({"x": 1}, False), ({"264": 1}, False), ({"5": 101}, False),
-     ({"9" * 5000: 1}, False), ({"-1": 1}, False)],
+     ({"9" * 5000: 1}, False), ({"-1": 1}, False),
+     ({"0000000000005": 1.5}, False)],
 )  # fmt: skip
 def test_logit_bias(bias: dict[str, float], good: bool) -> None:
     """Keys are ids of the vocabulary, values within -100..100."""
@@ -163,6 +169,7 @@ def test_grammars(fields: dict[str, Any], expected: StructuredOutput | None) -> 
         {"structured_outputs": {"regex": "a", "choice": ["b"]}},
         {"structured_outputs": {"regex": 7}},
         {"structured_outputs": {"x": 1}},
+        {"structured_outputs": {"json_object": False}},
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}},
     ],
 )

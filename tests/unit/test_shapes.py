@@ -21,7 +21,6 @@ from tokenwire.protocol.tokens import pack_floats, pack_ids
 MODEL = TextModel(
     tiny_tokenizer(),
     vocab_size=264,
-    eos_token_ids=frozenset({2}),
     chat_template=None,
     special_tokens={},
     sampling_defaults=SamplingDefaults(),

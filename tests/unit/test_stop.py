@@ -121,3 +121,28 @@ def test_min_tokens_come_before_any_stop_string() -> None:
     text, used = fold.feed([ord(char) for char in "abab"])
 
     assert (text, used, fold.matched) == ("aba", 4, "b")
+
+
+def test_the_first_that_is_complete_wins() -> None:
+    """Within one piece of text the match that ends first counts, as in vLLM."""
+    stop = StopStrings(["abcd", "bc"], include=False)
+
+    assert (stop.feed("xabcd"), stop.matched) == ("xa", "bc")
+
+
+def test_a_stop_string_may_begin_within_min_tokens() -> None:
+    """What counts is where it ends, as in vLLM; nothing of it is shown meanwhile."""
+    fold = Fold(Letters(), StopStrings(["END"], include=False), min_tokens=3)
+
+    text, used = fold.feed([ord(char) for char in "aEND"])
+
+    assert (text, used, fold.matched) == ("a", 4, "END")
+
+
+def test_a_match_within_min_tokens_is_not_found_later() -> None:
+    """Held text that holds a whole stop string does not stop the output afterwards."""
+    fold = Fold(Letters(), StopStrings(["xab!", "ab"], include=False), min_tokens=3)
+
+    text, _ = fold.feed([ord(char) for char in "xabc"])
+
+    assert (text + fold.finish(), fold.matched) == ("xabc", None)

@@ -1,0 +1,200 @@
+"""Requests that mean harm, or only look like it: an answer each, and nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from support.stack import Stack, eventually, stack
+from tokenwire.frontend.sse import EventStream
+from tokenwire.protocol.messages import Role
+
+TOPOLOGIES = {"aggregated": (Role.AGGREGATED,), "pair": (Role.PREFILL, Role.DECODE)}
+IDS: dict[str, Any] = {"return_token_ids": True}
+
+
+@pytest_asyncio.fixture(params=TOPOLOGIES)
+async def served(
+    request: pytest.FixtureRequest, tiny_model: Path
+) -> AsyncIterator[Stack]:
+    """A stack of each topology; nothing may be left in it."""
+    async with stack(tiny_model, TOPOLOGIES[request.param]) as running:
+        yield running
+        await running.idle()
+        links = list(running.pool.links)
+        await eventually(lambda: not any(link.num_open for link in links), "no leg")
+
+
+def request_bytes(body: bytes, version: str, *headers: str) -> bytes:
+    """Return a completion request as it goes over the wire."""
+    lines = [
+        f"POST /v1/completions HTTP/{version}",
+        "Host: x",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *headers,
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+async def raw(url: str, data: bytes) -> bytes:
+    """Send *data*; return all that comes until the server closes."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    try:
+        async with asyncio.timeout(10):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+# --- usage and ids ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_loses_no_prompt_ids_and_no_cached_tokens(
+    served: Stack, stream: bool
+) -> None:
+    """What only the end of a leg tells is there, too, when a stop string ends it."""
+    prompt = list(range(10, 74))
+    free = await served.complete(prompt=prompt, max_tokens=40)
+    stop = free.json["choices"][0]["text"][3:5]
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+
+    reply = await served.complete(
+        prompt=prompt, max_tokens=40, stop=stop, stream=stream, **options, **IDS
+    )
+
+    if stream:
+        *_, final, last, _ = reply.events
+        usage, nvext = (last.body or {})["usage"], final.nvext
+    else:
+        usage, nvext = reply.json["usage"], reply.json["nvext"]
+    assert nvext["prompt_token_ids"] == prompt
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 48
+
+
+async def test_choices_of_one_prompt_count_its_cached_tokens_once(
+    served: Stack,
+) -> None:
+    """``cached_tokens`` is never above ``prompt_tokens``, however many choices."""
+    prompt = list(range(10, 74))
+    await served.complete(prompt=prompt, max_tokens=2)
+
+    usage = (await served.complete(prompt=prompt, max_tokens=2, n=4)).json["usage"]
+
+    assert usage["prompt_tokens"] == 64
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 48}
+
+
+# --- bodies ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["priority", "top_k"])
+@pytest.mark.parametrize("value", [2**64, 10**400])
+async def test_numbers_that_cannot_travel_are_400s(
+    served: Stack, field: str, value: int
+) -> None:
+    """A number beyond 64 bits is refused by its name, and holds no leg open."""
+    reply = await served.complete(prompt=[5], max_tokens=2, **{field: value})
+
+    assert (reply.status, reply.error["param"]) == (400, field)
+
+
+async def test_a_broken_encoding_is_a_400(served: Stack) -> None:
+    """A body that is not what Content-Encoding says is the caller's fault."""
+    reply = await served.post(
+        "/v1/completions", b'{"prompt": [5]}', {"Content-Encoding": "gzip"}
+    )
+
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+
+
+async def test_a_compressed_body_counts_as_what_it_unpacks_to(served: Stack) -> None:
+    """A small body that becomes a large one is a 413."""
+    bomb = gzip.compress(b" " * (65 * 1024 * 1024))
+    reply = await served.post("/v1/completions", bomb, {"Content-Encoding": "gzip"})
+
+    assert reply.status == 413
+
+
+async def test_a_part_with_an_image_is_not_taken_for_its_text(served: Stack) -> None:
+    """A part is refused by its type, also if it has text beside what it is."""
+    image = {"type": "image_url", "image_url": {"url": "x"}, "text": "a cat"}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, image]}]
+
+    reply = await served.post("/v1/chat/completions", {"messages": messages})
+
+    assert (reply.status, reply.error["param"]) == (400, "messages[0].content")
+
+
+# --- connections -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", [(), ("Connection: keep-alive",)])
+async def test_a_stream_to_an_http_1_0_client_ends(
+    served: Stack, headers: tuple[str, ...]
+) -> None:
+    """Without chunks the closed connection is the end, also if it was to be kept."""
+    body = b'{"prompt": [5], "max_tokens": 3, "stream": true}'
+    answer = await raw(served.url, request_bytes(body, "1.0", *headers))
+
+    assert answer.startswith(b"HTTP/1.0 200")
+    assert b"chunked" not in answer
+    assert answer.endswith(b"data: [DONE]\n\n")
+
+
+async def test_streams_and_whole_answers_share_a_connection(served: Stack) -> None:
+    """Requests sent without waiting are answered in order, each with its own end."""
+    body = b'{"prompt": [5], "max_tokens": 3}'
+    stream = body[:-1] + b', "stream": true}'
+    answer = await raw(
+        served.url,
+        request_bytes(stream, "1.1")
+        + request_bytes(body, "1.1")
+        + request_bytes(stream, "1.1", "Connection: close"),
+    )
+
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+    assert answer.count(b"data: [DONE]\n\n\r\n0\r\n\r\n") == 2
+
+
+async def test_the_last_of_a_stream_waits_for_a_reader_within_its_bound() -> None:
+    """A client that never reads the last events does not hold its request for ever."""
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        stream = EventStream(request, {})
+        await stream.open(b"")
+        stream.send(b"x" * 32 * 1024 * 1024)  # more than any socket's buffers
+        try:
+            await stream.close(0.05)
+        except TimeoutError:
+            ended.set_result("timeout")
+            return stream.abort()
+        ended.set_result("sent")
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        _, writer = await asyncio.open_connection(host, port, limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert await ended == "timeout"
+        writer.close()
+    finally:
+        await runner.cleanup()
