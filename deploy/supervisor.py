@@ -276,7 +276,13 @@ class Supervisor:
                 for name in asked:
                     if name in self._running:
                         self._is_up(name, "")
-            if not serving and await http_status(host, port, "/ready") == HTTPStatus.OK:
+            # A frontend is ready with one worker that decodes; we wait for all of them.
+            whole = len(self._announced) == len(self._plan.workers)
+            if (
+                not serving
+                and whole
+                and await http_status(host, port, "/ready") == HTTPStatus.OK
+            ):
                 serving = True
                 self._say_serving()
             await asyncio.sleep(self._timing.poll_s)

@@ -73,7 +73,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         with open(target) as file:
             workers = json.load(file)["workers"]
-        ok = self.path == "/live" or len(workers) >= int(behaviour[1])
+        wanted = 1 if "eager" in behaviour else int(behaviour[1])
+        ok = self.path == "/live" or len(workers) >= wanted
         self.send_response(200 if ok else 503)
         self.end_headers()
     def log_message(self, *_):

@@ -26,6 +26,22 @@ async def test_starts_announces_and_says_how_to_try(tmp_path: Path) -> None:
         assert await setup.end() == 0
 
 
+async def test_serving_is_said_when_the_last_worker_is_up(tmp_path: Path) -> None:
+    """One worker and a ready frontend are not what was asked for."""
+    async with starting(tmp_path) as start:
+        setup = start(
+            "prefill-0",
+            "decode-0",
+            timing=Timing(poll_s=0.01, silence_s=0.2),
+            prefill_0=["mute"],
+            frontend_0=["eager"],
+        )
+        await setup.lines.until("decode-0", "up at")
+        await setup.lines.until("frontend-0", "up")
+        await setup.lines.until("waiting for prefill-0 (loading", times=2)
+        assert "tokenwire serves" not in setup.lines.text
+
+
 async def test_shows_phases_and_warnings_but_not_chatter(tmp_path: Path) -> None:
     """Phases and warnings are shown under the process's name; INFO is only logged."""
     async with starting(tmp_path) as start:
