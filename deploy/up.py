@@ -29,6 +29,13 @@ CPU_HEARTBEAT_TIMEOUT_S = 15.0
 of 5 s were seen on two busy cores. A killed worker is noticed at once all the same, by
 its closed connection; this is for one that hangs."""
 
+ENGINE_ARGUMENTS: dict[str, list[str]] = {
+    "vllm": [],
+    "sim": ["--mean-output-tokens", "128"],
+}
+"""Unless some are given. A simulated output has no end of its own: one without
+``max_tokens`` would go on to the end of the context, 80 s."""
+
 _DEMO_MODEL = "smollm2-135m-instruct"  # as scripts/demo_model.py names it
 
 
@@ -59,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         host=settings.host,
         port=port,
         num_frontends=settings.frontends,
-        engine_arguments=engine_arguments,
+        engine_arguments=engine_arguments or ENGINE_ARGUMENTS[settings.engine],
         heartbeat_timeout_s=_heartbeat_timeout_s(settings.engine, machine),
     )
     try:
