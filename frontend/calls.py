@@ -13,7 +13,7 @@ from tokenwire.protocol.messages import Sampling
 
 from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
-from .generation import Job
+from .job import Job
 from .nvext import SELECTOR, Selection, select
 from .pool import Pool
 from .sampling import INT_BOUND, MAX_LOGPROBS, make_sampling, stop_strings
@@ -91,11 +91,11 @@ async def completion_call(
     if request.echo:
         msg = "echo is not supported"
         raise bad_request(msg, "echo")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        field = f" with nvext.extra_fields={[SELECTOR]}" if request.nvext else ""
-        msg = f"best_of must equal n{field}"
-        raise bad_request(msg, "best_of")
     selection = _check_common(request, pool, num_prompts=len(prompts))
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        param = "n" if selection.completion_token_ids else "best_of"
+        msg = f"best_of must equal n; nvext.extra_fields={[SELECTOR]} needs 1"
+        raise bad_request(msg, param)
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
         msg = f"logprobs must be at least 0 and at most {MAX_LOGPROBS}"
         raise bad_request(msg, "logprobs")

@@ -9,7 +9,8 @@ from tokenwire.protocol.messages import FinishReason, Logprobs
 from tokenwire.protocol.tokens import TOKEN_BYTES
 
 from .fold import Fold
-from .generation import End, Generation, Job
+from .generation import Generation
+from .job import End, Job
 from .metrics import Metrics
 from .pool import Pool
 

@@ -19,8 +19,6 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -31,19 +29,18 @@ from tokenwire.protocol.messages import (
     FinishReason,
     JsonObject,
     Leg,
-    Logprobs,
-    Sampling,
     Submit,
     Tokens,
 )
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
 
 from .errors import ApiError, from_worker
+from .job import End, Job, Sink
 from .link import Link
 from .metrics import Metrics
 from .pool import Pool, Route
 
-__all__ = ["End", "Generation", "Job", "Sink"]
+__all__ = ["Generation"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,49 +51,6 @@ failure is more likely the request's own doing."""
 _GOOD_ENDS = {FinishReason.STOP, FinishReason.LENGTH}
 _RETRIED = {ErrorKind.BUSY, ErrorKind.DRAINING, ErrorKind.HANDOVER, ErrorKind.ENGINE}
 _numbers = itertools.count(1)
-
-
-@dataclass(slots=True, frozen=True)
-class Job:
-    """What to generate: one sequence."""
-
-    prompt_token_ids: list[int]  # (num_prompt_tokens,)
-    sampling: Sampling
-    echo_prompt: bool = False  # bring the ids back as the engine saw them
-    priority: int = 0
-    cache_salt: str | None = None
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether two workers draw the same first token."""
-        return self.sampling.temperature == 0 or self.sampling.seed is not None
-
-
-@dataclass(slots=True)
-class End:
-    """How a sequence ended, and all that is known then."""
-
-    reason: FinishReason
-    error: ApiError | None = None
-    stop_reason: int | str | None = None
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    prompt_token_ids: list[int] | None = None
-    kv_transfer_params: JsonObject | None = None
-    worker_ids: dict[str, str] = field(default_factory=dict[str, str])
-    timing: dict[str, float] = field(default_factory=dict[str, float])  # in ms
-
-
-class Sink(Protocol):
-    """Who takes a sequence's tokens; called on the event loop, must not block."""
-
-    def tokens(
-        self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
-    ) -> None:
-        """Take new ids, and the end if it is known with them."""
-
-    def ended(self, end: End) -> None:
-        """Take an end that came alone."""
 
 
 class _Leg(ABC):

@@ -12,7 +12,6 @@ import enum
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -38,7 +37,6 @@ from tokenwire.protocol.messages import (
     Cancel,
     Card,
     EngineDead,
-    Finished,
     FromFrontend,
     FromWorker,
     Hello,
@@ -47,10 +45,11 @@ from tokenwire.protocol.messages import (
     Refused,
     ReleaseKV,
     Submit,
-    Tokens,
 )
 
-__all__ = ["TICK_S", "Link", "LinkState", "Reply", "open_context"]
+from .reply import Reply
+
+__all__ = ["TICK_S", "Link", "LinkState", "open_context"]
 
 _log = logging.getLogger(__name__)
 
@@ -88,19 +87,6 @@ class LinkState(enum.Enum):
     READY = "ready"
     REFUSED = "refused"
     CLOSED = "closed"
-
-
-class Reply(Protocol):
-    """Who hears the answers of one Submit; called on the event loop."""
-
-    def tokens(self, item: Tokens, end: Finished | None) -> None:
-        """Take tokens, and the end if it came in the same batch."""
-
-    def finished(self, end: Finished) -> None:
-        """Take an end that came alone."""
-
-    def lost(self, reason: str) -> None:
-        """The worker is gone; nothing more comes."""
 
 
 class _Open:

@@ -14,7 +14,7 @@ from tokenwire.protocol.messages import Logprobs
 from .calls import Call
 from .choice import Choice, Delta, joined
 from .errors import ApiError
-from .generation import End
+from .job import End
 from .metrics import Metrics
 from .pool import Pool
 from .shapes import Finished, usage

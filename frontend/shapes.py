@@ -14,7 +14,7 @@ import msgspec
 from tokenwire.protocol.messages import Logprobs
 
 from .choice import Delta
-from .generation import End
+from .job import End
 from .logprobs import chat_logprobs, completion_logprobs
 from .nvext import Selection
 from .tokenizer import TextModel

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from support.tiny_model import write_tiny_model
+
+# The same examples every time, and no time limit: timings belong in benchmarks.
+hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

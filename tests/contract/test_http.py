@@ -256,6 +256,8 @@ async def test_a_stop_token_is_among_the_ids(served: Stack) -> None:
 
 BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str | None]] = {
     "n": ({"n": 2, **IDS}, "n"),
+    "best_of": ({"best_of": 2}, "best_of"),
+    "best_of with ids": ({"best_of": 2, **IDS}, "n"),
     "two prompts": ({"prompt": ["a", "b"], **IDS}, "prompt"),
     "no prompt": ({"prompt": []}, "prompt"),
     "boolean id": ({"prompt": [1, True]}, "prompt"),

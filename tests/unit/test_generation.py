@@ -8,10 +8,12 @@ from typing import Any, cast
 import pytest
 
 from tokenwire.frontend.errors import ApiError
-from tokenwire.frontend.generation import End, Generation, Job
-from tokenwire.frontend.link import Link, Reply
+from tokenwire.frontend.generation import Generation
+from tokenwire.frontend.job import End, Job
+from tokenwire.frontend.link import Link
 from tokenwire.frontend.metrics import Metrics
 from tokenwire.frontend.pool import Pool, Route
+from tokenwire.frontend.reply import Reply
 from tokenwire.protocol.messages import (
     ErrorKind,
     Finished,

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from support.tiny_model import tiny_tokenizer
 from tokenwire.frontend.choice import Delta
-from tokenwire.frontend.generation import End
+from tokenwire.frontend.job import End
 from tokenwire.frontend.logprobs import FLOOR, chat_logprobs, completion_logprobs
 from tokenwire.frontend.nvext import Selection
 from tokenwire.frontend.shapes import ChatShape, CompletionShape, Finished, Frame, usage

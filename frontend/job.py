@@ -1,0 +1,55 @@
+"""One sequence as asked for, how it ends, and who takes its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tokenwire.protocol.messages import FinishReason, JsonObject, Logprobs, Sampling
+
+from .errors import ApiError
+
+__all__ = ["End", "Job", "Sink"]
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """What to generate: one sequence."""
+
+    prompt_token_ids: list[int]  # (num_prompt_tokens,)
+    sampling: Sampling
+    echo_prompt: bool = False  # bring the ids back as the engine saw them
+    priority: int = 0
+    cache_salt: str | None = None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether two workers draw the same first token."""
+        return self.sampling.temperature == 0 or self.sampling.seed is not None
+
+
+@dataclass(slots=True)
+class End:
+    """How a sequence ended, and all that is known then."""
+
+    reason: FinishReason
+    error: ApiError | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    prompt_token_ids: list[int] | None = None
+    kv_transfer_params: JsonObject | None = None
+    worker_ids: dict[str, str] = field(default_factory=dict[str, str])
+    timing: dict[str, float] = field(default_factory=dict[str, float])  # in ms
+
+
+class Sink(Protocol):
+    """Who takes a sequence's tokens; called on the event loop, must not block."""
+
+    def tokens(
+        self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
+    ) -> None:
+        """Take new ids, and the end if it is known with them."""
+
+    def ended(self, end: End) -> None:
+        """Take an end that came alone."""
