@@ -166,6 +166,8 @@ class EngineProcess:
                 self._reading = asyncio.create_task(self._read(await connected))
                 answer = await self._answers.get()
             server.close()
+        if not isinstance(answer, EngineInfo):
+            await self._ended()
         assert isinstance(answer, EngineInfo), answer
         self.info = answer
         self.load_s = time.monotonic() - began
@@ -228,10 +230,15 @@ class EngineProcess:
 
     async def stop(self) -> list[int]:
         """Stop the engine; return the ids of its processes that are still there."""
-        if self._process.returncode is not None:
-            return []
-        before = (await self.process_ids()).values()
-        self._send("stop")
+        before: list[int] = []
+        if self._process.returncode is None:
+            before += (await self.process_ids()).values()
+            self._send("stop")
+        await self._ended()
+        return [pid for pid in before if _alive(pid)]
+
+    async def _ended(self) -> None:
+        """Wait for the end of the process, and leave nothing open."""
         try:
             async with asyncio.timeout(30):
                 await self._process.wait()
@@ -240,7 +247,8 @@ class EngineProcess:
                 self._process.kill()
         await self._reading
         self._writer.close()
-        return [pid for pid in before if _alive(pid)]
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
 
     async def _ask(self, command: str) -> object:
         self._send(command)

@@ -338,10 +338,13 @@ class VllmEngine:
                 )
                 await _within(ABORT_WAIT_S, self._llm.is_paused())
                 await asyncio.sleep(0)  # one turn, for outputs that came before it
+            unread = request.leg is Leg.DECODE and not state.moved.is_set()
             await self._llm.abort(request.request_id)
-            if request.leg is Leg.DECODE:
-                # Aborted in the queue, it releases by itself what is held for it.
-                await self._releases.nudge()
+            if unread and request.handover is not None:
+                # vLLM 0.32 does not see to what is held for a request that it aborts
+                # before it has scheduled it. If it was read after all, a second
+                # release does nothing.
+                await self._releases.release(request.request_id, request.handover)
         except self._vllm.EngineDeadError:
             return  # the watch ends every request
 

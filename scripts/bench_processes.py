@@ -1,0 +1,134 @@
+"""The processes of the benchmark, each on one core, and what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["MODEL_NAME", "Stack", "cpu_s", "floor", "rss_mib", "stack"]
+
+MODEL_NAME = "bench"
+READY_S = 60.0
+
+
+@dataclass
+class Stack:
+    """A worker and a frontend, running."""
+
+    port: int
+    frontend_pid: int
+    worker_endpoint: str
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], core: int, log: Path
+) -> Generator[subprocess.Popen[bytes]]:
+    """Run a process of ours on one core, and end it."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(core), sys.executable, *command],
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def stack(model: str, step_ms: str, cores: list[int], folder: Path) -> Generator[Stack]:
+    """Run a worker with the given step and a frontend, and wait until it serves."""
+    announce = folder / f"worker-{step_ms}.json"
+    port = free_port()
+    worker = [
+        *("-m", "tokenwire.worker", "--engine", "sim", "--role", "aggregated"),
+        *("--model", model, "--served-model-name", MODEL_NAME),
+        *("--listen", "tcp://127.0.0.1:0", "--announce", str(announce)),
+        *("--", "--step-ms", step_ms, "--prefill-tokens-per-s", "0"),
+        *("--num-blocks", "65536", "--max-num-seqs", "1024"),
+    ]
+    with running(worker, cores[-1], folder / "worker.log") as process:
+        wait_for(announce.exists, process)
+        endpoint = json.loads(announce.read_text())["endpoint"]
+        frontend = [
+            *(
+                "-m",
+                "tokenwire.frontend",
+                "--model",
+                model,
+                "--served-model-name",
+                MODEL_NAME,
+            ),
+            *("--port", str(port), "--worker", endpoint, "--log-level", "warning"),
+        ]
+        with running(frontend, cores[0], folder / "frontend.log") as process:
+            wait_for(lambda: is_ready(port), process)
+            yield Stack(port, process.pid, endpoint)
+
+
+@contextlib.contextmanager
+def floor(step_ms: str, cores: list[int], folder: Path) -> Generator[Stack]:
+    """Run a process that only writes finished chunks, in place of a frontend."""
+    port = free_port()
+    script = str(Path(__file__).with_name("bench_floor.py"))
+    command = [script, str(port), step_ms]
+    with running(command, cores[0], folder / "floor.log") as process:
+        wait_for(lambda: is_ready(port), process)
+        yield Stack(port, process.pid, "")
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Return when *condition* holds; fail if the process ends or it takes too long."""
+    deadline = time.monotonic() + READY_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"bench: {process.args!r} did not come up")
+        time.sleep(0.05)
+
+
+def is_ready(port: int) -> bool:
+    """Return whether the frontend serves."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of all threads of a process, in s."""
+    total_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total_ns += int((task / "schedstat").read_text().split()[0])
+    return total_ns / 1e9
+
+
+def rss_mib(pid: int) -> float:
+    """Return the resident memory of a process, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
