@@ -141,7 +141,14 @@ async def real() -> AsyncIterator[Vllms]:
     params=[
         pytest.param(Sims, id="sim"),
         pytest.param(
-            Vllms, id="vllm", marks=[pytest.mark.engine, pytest.mark.timeout(600)]
+            Vllms,
+            id="vllm",
+            marks=[
+                pytest.mark.engine,
+                pytest.mark.timeout(600),
+                # torch and vLLM warn of themselves in this process; not ours to mend
+                pytest.mark.filterwarnings("ignore"),
+            ],
         ),
     ],
 )

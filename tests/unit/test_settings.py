@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 import pytest
 
 from tokenwire.protocol.settings import SettingsParser, truth
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the tests' own surroundings away: they may set variables of ours."""
+    for name in list(os.environ):
+        if name.startswith("TOKENWIRE_"):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture
