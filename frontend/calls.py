@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -15,17 +16,26 @@ from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
 from .job import Job
 from .nvext import SELECTOR, Selection, select
+from .policy import Policy
 from .pool import Pool
 from .sampling import INT_BOUND, MAX_LOGPROBS, make_sampling, stop_strings
-from .schema import ChatRequest, CommonRequest, CompletionRequest, StreamOptions
+from .schema import (
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+    Parsed,
+    StreamOptions,
+)
 from .shapes import ChatShape, CompletionShape, Frame, Shape
 from .stop import StopStrings
 from .tokenizer import TextModel
 
-__all__ = ["Call", "chat_call", "completion_call"]
+__all__ = ["Call", "chat_call", "check_request_id", "completion_call"]
 
 MAX_CHOICES = 128
 """Choices of one request: OpenAI's limit of ``n``; also prompts times ``n``."""
+
+_REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(slots=True)
@@ -40,15 +50,20 @@ class Call:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    client_request_id: str | None = None  # of the body; for the headers
 
 
-async def chat_call(request: ChatRequest, model: TextModel, pool: Pool) -> Call:
+async def chat_call(
+    parsed: Parsed[ChatRequest], model: TextModel, pool: Pool, policy: Policy
+) -> Call:
     """Return the call of a chat request.
 
     Raises:
         ApiError: Whatever is wrong with it.
     """
-    selection = _check_common(request, pool, num_prompts=1)
+    request = parsed.request
+    selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
+    _check_common(request, selection, pool, num_prompts=1)
     num_top = request.top_logprobs or 0
     if request.top_logprobs is not None and not request.logprobs:
         msg = "top_logprobs needs logprobs: true"
@@ -59,7 +74,7 @@ async def chat_call(request: ChatRequest, model: TextModel, pool: Pool) -> Call:
     if request.nvext is not None and request.nvext.token_data is not None:
         token_ids = _checked_ids(request.nvext.token_data, model, "nvext.token_data")
     else:
-        token_ids = await _rendered(request, model)
+        token_ids = await _rendered(request, model, policy)
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
@@ -68,30 +83,27 @@ async def chat_call(request: ChatRequest, model: TextModel, pool: Pool) -> Call:
         model,
         pool,
         selection,
-        prompts=[token_ids],
+        prompts=[_Prompt(token_ids, _echoed_message(request))],
         max_tokens=max_tokens,
         logprobs=num_top if request.logprobs else None,
+        prompt_logprobs=request.prompt_logprobs,
         kind=ChatShape,
         prefix="chatcmpl-",
     )
 
 
 async def completion_call(
-    request: CompletionRequest, model: TextModel, pool: Pool
+    parsed: Parsed[CompletionRequest], model: TextModel, pool: Pool, policy: Policy
 ) -> Call:
     """Return the call of a completion request.
 
     Raises:
         ApiError: Whatever is wrong with it.
     """
+    request = parsed.request
     prompts = _prompts(request.prompt)
-    if request.suffix is not None:
-        msg = "suffix is not supported"
-        raise bad_request(msg, "suffix")
-    if request.echo:
-        msg = "echo is not supported"
-        raise bad_request(msg, "echo")
-    selection = _check_common(request, pool, num_prompts=len(prompts))
+    selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
+    _check_common(request, selection, pool, num_prompts=len(prompts))
     if request.best_of is not None and request.best_of != (request.n or 1):
         param = "n" if selection.completion_token_ids else "best_of"
         msg = f"best_of must equal n; nvext.extra_fields={[SELECTOR]} needs 1"
@@ -99,7 +111,14 @@ async def completion_call(
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
         msg = f"logprobs must be at least 0 and at most {MAX_LOGPROBS}"
         raise bad_request(msg, "logprobs")
-    encoded: list[list[int]] = []
+    prompt_logprobs = request.prompt_logprobs
+    if request.echo and request.logprobs is not None:
+        if request.stream:
+            msg = "echo with logprobs is not available when stream=true"
+            raise bad_request(msg, "echo")
+        if prompt_logprobs is None:
+            prompt_logprobs = request.logprobs
+    encoded: list[_Prompt] = []
     for prompt in prompts:
         if isinstance(prompt, str):
             special = request.add_special_tokens is not False
@@ -107,28 +126,57 @@ async def completion_call(
             if not ids:
                 msg = "the prompt has no tokens"
                 raise bad_request(msg, "prompt")
-            encoded.append(ids)
+            text = prompt
         else:
-            encoded.append(_checked_ids(prompt, model, "prompt"))
+            ids = _checked_ids(prompt, model, "prompt")
+            text = model.decode(ids, skip_special_tokens=False) if request.echo else ""
+        encoded.append(_Prompt(ids, text if request.echo else None))
+    max_tokens = 16 if request.max_tokens is None else request.max_tokens
     return _call(
         request,
         model,
         pool,
         selection,
         prompts=encoded,
-        max_tokens=16 if request.max_tokens is None else request.max_tokens,
+        max_tokens=max_tokens,
         logprobs=request.logprobs,
+        prompt_logprobs=prompt_logprobs,
         kind=CompletionShape,
         prefix="cmpl-",
+        # The prompt alone, which OpenAI's clients score texts with; engines make one
+        # token at least.
+        prompt_only=bool(request.echo) and max_tokens == 0,
     )
 
 
-def _check_common(request: CommonRequest, pool: Pool, num_prompts: int) -> Selection:
-    """Check what needs no tokens; returns what ``nvext`` selects."""
+@dataclass(slots=True, frozen=True)
+class _Prompt:
+    """A prompt as ids, and what to repeat of it before the output."""
+
+    token_ids: list[int]  # (num_prompt_tokens,)
+    echo: str | None = None
+
+
+def check_request_id(value: str, param: str) -> None:
+    """Refuse a client's request id that is not safe to repeat in a header.
+
+    Raises:
+        ApiError: 400 with *param*.
+    """
+    if _REQUEST_ID_FORM.fullmatch(value) is None:
+        msg = f"{param} must match {_REQUEST_ID_FORM.pattern}"
+        raise bad_request(msg, param)
+
+
+def _check_common(
+    request: CommonRequest, selection: Selection, pool: Pool, *, num_prompts: int
+) -> None:
+    """Check what needs no tokens."""
     if request.model is not None and request.model != pool.model:
         msg = f"The model {request.model!r:.200} does not exist; {pool.model!r} does"
         raise ApiError(404, msg, param="model", code="model_not_found")
-    selection = select(request.nvext)
+    if request.request_id is not None:
+        check_request_id(request.request_id, "request_id")
     n = 1 if request.n is None else request.n
     if n < 1:
         msg = f"n must be at least 1, not {n}"
@@ -141,7 +189,7 @@ def _check_common(request: CommonRequest, pool: Pool, num_prompts: int) -> Selec
         if num_prompts != 1:
             msg = f"{only}: one prompt, not {num_prompts}"
             raise bad_request(msg, "prompt")
-    elif n * num_prompts != 1 and selection != Selection():
+    elif n * num_prompts != 1 and selection.any:
         msg = "nvext.extra_fields needs exactly one choice: n=1 and one prompt"
         raise bad_request(msg, "n" if n != 1 else "prompt")
     if n * num_prompts > MAX_CHOICES:
@@ -153,7 +201,16 @@ def _check_common(request: CommonRequest, pool: Pool, num_prompts: int) -> Selec
     if request.stream_options is not None and not request.stream:
         msg = "stream_options needs stream: true"
         raise bad_request(msg, "stream_options")
-    return selection
+    if request.prompt_logprobs is not None:
+        if not 0 <= request.prompt_logprobs <= MAX_LOGPROBS:
+            msg = f"prompt_logprobs must be at least 0 and at most {MAX_LOGPROBS}"
+            raise bad_request(msg, "prompt_logprobs")
+        if request.stream and not selection.prompt_logprobs:
+            msg = (
+                "prompt_logprobs are available when stream=true only with "
+                "nvext.extra_fields=['prompt_logprobs']"
+            )
+            raise bad_request(msg, "prompt_logprobs")
 
 
 def _call(
@@ -162,33 +219,40 @@ def _call(
     pool: Pool,
     selection: Selection,
     *,
-    prompts: list[list[int]],
+    prompts: list[_Prompt],
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     kind: type[ChatShape | CompletionShape],
     prefix: str,
+    prompt_only: bool = False,
 ) -> Call:
     max_model_len = pool.max_model_len
     if max_model_len is None:
         raise unavailable("no worker is connected yet")
     strings = stop_strings(request.stop)
     jobs: list[tuple[Job, Fold]] = []
-    for token_ids in prompts:
+    if selection.prompt_logprobs and prompt_logprobs is None:
+        prompt_logprobs = 0  # each prompt token's own
+    for prompt in prompts:
+        token_ids = prompt.token_ids
         sampling = make_sampling(
             request,
             model=model,
             max_model_len=max_model_len,
             num_prompt_tokens=len(token_ids),
-            max_tokens=max_tokens,
-            logprobs=logprobs,
+            max_tokens=1 if prompt_only else max_tokens,
+            logprobs=0 if selection.engine_data and logprobs is None else logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         for number in range(request.n or 1):
             job = Job(
                 token_ids,
                 _numbered(sampling, number),
-                echo_prompt=selection.prompt_token_ids,
+                echo_prompt=selection.needs_prompt_ids,
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
+                prompt_only=prompt_only,
             )
             jobs.append((job, _fold(request, model, token_ids, strings, sampling)))
     response_id = prefix + secrets.token_hex(12)
@@ -199,7 +263,11 @@ def _call(
         pool.model,
         model,
         selection,
-        num_top_logprobs=logprobs or 0,
+        prompts=[prompt.token_ids for prompt in prompts],
+        echoes=[prompt.echo for prompt in prompts],
+        choices_per_prompt=request.n or 1,
+        num_logprobs=logprobs,
+        num_prompt_logprobs=prompt_logprobs,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
     )
     return Call(
@@ -207,10 +275,11 @@ def _call(
         kind(frame),
         jobs,
         choices_per_prompt=request.n or 1,
-        num_prompt_tokens=sum(map(len, prompts)),
+        num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
+        client_request_id=request.request_id,
     )
 
 
@@ -237,7 +306,26 @@ def _fold(
     return Fold(detokenizer, stop, sampling.min_tokens)
 
 
-async def _rendered(request: ChatRequest, model: TextModel) -> list[int]:
+def _echoed_message(request: ChatRequest) -> str | None:
+    """Return what ``echo`` repeats: the last message, if the output goes on with it."""
+    if not request.echo or not request.messages:
+        return None
+    last = request.messages[-1]
+    if last.get("role") != "assistant":
+        return None
+    content: str = _message(last, len(request.messages) - 1)["content"]
+    return content
+
+
+async def _rendered(
+    request: ChatRequest, model: TextModel, policy: Policy
+) -> list[int]:
+    if request.chat_template is not None and not policy.trust_chat_template:
+        msg = (
+            "chat_template is refused: the operator has not set "
+            "--trust-request-chat-template"
+        )
+        raise bad_request(msg, "chat_template")
     if not request.messages:
         msg = "messages must not be empty"
         raise bad_request(msg, "messages")
@@ -253,6 +341,8 @@ async def _rendered(request: ChatRequest, model: TextModel) -> list[int]:
         add_generation_prompt=generation_prompt,
         continue_final_message=continued,
         template_kwargs=request.chat_template_kwargs or {},
+        documents=request.documents,
+        chat_template=request.chat_template,
     )
     special = bool(request.add_special_tokens)  # the template writes its own
     token_ids = await model.encode(text, add_special_tokens=special)

@@ -43,6 +43,7 @@ class Choice:
         "_last_at",
         "_logprobs",
         "_metrics",
+        "_prompt_only",
         "_token_ids",
         "deliver_plain",
         "generation",
@@ -70,6 +71,7 @@ class Choice:
         self.deliver_plain: Callable[[Choice, str, list[int]], None] | None = None
         """A short way for text and ids alone; not for choices with stop strings."""
         self._fold = fold
+        self._prompt_only = job.prompt_only
         self._deliver = deliver
         self._metrics = metrics
         self._clock = clock
@@ -112,9 +114,9 @@ class Choice:
         self._deliver(self, NOTHING)
 
     @property
-    def can_stop_by_text(self) -> bool:
-        """Whether text can end this choice."""
-        return self._fold.has_stop
+    def plain(self) -> bool:
+        """Whether tokens always become text as they are: ``deliver_plain`` may be set."""
+        return not self._fold.has_stop and not self._prompt_only
 
     @property
     def waiting(self) -> tuple[int, End | None]:
@@ -139,6 +141,10 @@ class Choice:
     def _emit(
         self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
     ) -> None:
+        if self._prompt_only:
+            token_ids, logprobs = [], None
+            if end is not None and end.error is None:
+                end.reason = FinishReason.LENGTH
         text, used = self._fold.feed(token_ids)
         matched = self._fold.matched
         if matched is not None:

@@ -12,6 +12,9 @@ import msgspec
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S, MAX_MESSAGE_BYTES
 from tokenwire.protocol.settings import SettingsParser
 
+from .nvext import Placement
+from .policy import Policy
+
 __all__ = ["Config", "parse_config"]
 
 
@@ -33,6 +36,7 @@ class Config(msgspec.Struct, frozen=True):
     heartbeat_timeout_s: float
     shutdown_timeout_s: float
     log_level: str
+    policy: Policy
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
@@ -120,6 +124,24 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         help="how long running requests may go on after SIGTERM (default: %(default)s)",
     )
     add(
+        "--token-ids-placement",
+        choices=[placement.value for placement in Placement],
+        default=Placement.AUTO.value,
+        help="where token ids stand beside nvext: auto: in vLLM's places for requests "
+        "with return_token_ids (default: %(default)s)",
+    )
+    add(
+        "--unknown-fields",
+        choices=["reject", "ignore"],
+        default="reject",
+        help="what happens to request fields that nobody knows (default: %(default)s)",
+    )
+    add(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring their own chat_template",
+    )
+    add(
         "--log-level",
         default="info",
         choices=["debug", "info", "warning", "error"],
@@ -146,6 +168,11 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         client_write_timeout_s=given.client_write_timeout_s,
         shutdown_timeout_s=given.shutdown_timeout_s,
         log_level=given.log_level,
+        policy=Policy(
+            placement=Placement(given.token_ids_placement),
+            ignore_unknown_fields=given.unknown_fields == "ignore",
+            trust_chat_template=given.trust_request_chat_template,
+        ),
     )
 
 

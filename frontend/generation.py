@@ -333,6 +333,7 @@ class Generation:
             end.kv_transfer_params = finished.kv_transfer_params
         if source is not None:
             end.num_cached_tokens = source.num_cached_tokens
+            end.prompt_logprobs = source.prompt_logprobs
             end.timing["queue_ms"] = 1e3 * source.queue_s
             end.timing["prefill_ms"] = 1e3 * source.prefill_s
             if source.prompt_token_ids is not None:
@@ -352,5 +353,7 @@ class Generation:
         if self._route is not None:
             if self._route.prefill is not None:
                 end.worker_ids["prefill_worker_id"] = self._route.prefill.worker_id
-            end.worker_ids["decode_worker_id"] = self._route.decode.worker_id
+            decode = self._route.decode
+            end.worker_ids["decode_worker_id"] = decode.worker_id
+            end.weight_version = decode.weight_version
         return end

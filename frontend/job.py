@@ -21,6 +21,7 @@ class Job:
     echo_prompt: bool = False  # bring the ids back as the engine saw them
     priority: int = 0
     cache_salt: str | None = None
+    prompt_only: bool = False  # what is generated is not wanted
 
     @property
     def repeatable(self) -> bool:
@@ -39,6 +40,8 @@ class End:
     num_cached_tokens: int = 0
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: JsonObject | None = None
+    prompt_logprobs: Logprobs | None = None  # (num_prompt_tokens - 1) rows
+    weight_version: str | None = None
     worker_ids: dict[str, str] = field(default_factory=dict[str, str])
     timing: dict[str, float] = field(default_factory=dict[str, float])  # in ms
 

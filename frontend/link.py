@@ -145,6 +145,11 @@ class Link:
         return self.card.worker_id if self.card is not None else self.endpoint
 
     @property
+    def weight_version(self) -> str | None:
+        """What the worker calls its weights; None while it is unknown."""
+        return self.card.weight_version if self.card is not None else None
+
+    @property
     def num_open(self) -> int:
         """Requests of this frontend that have not ended."""
         return len(self._open)

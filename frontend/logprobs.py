@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import cast
 
 from tokenwire.protocol.messages import Logprobs
 from tokenwire.protocol.tokens import unpack_floats, unpack_ids
 
 from .tokenizer import TextModel
 
-__all__ = ["chat_logprobs", "completion_logprobs"]
+__all__ = [
+    "chat_logprobs",
+    "completion_logprobs",
+    "echoed_logprobs",
+    "prompt_logprobs",
+    "sampled_logprobs",
+]
 
 FLOOR = -9999.0
 """What JSON says for -inf and NaN; vLLM's number."""
@@ -80,6 +87,85 @@ def completion_logprobs(
         "tokens": tokens,
         "top_logprobs": tops,
     }
+
+
+def echoed_logprobs(
+    prompt_token_ids: list[int],
+    prompt: Logprobs | None,
+    output: Logprobs | None,
+    model: TextModel,
+    num_top: int,
+    *,
+    as_ids: bool,
+) -> dict[str, JsonValue]:
+    """Return ``choices[].logprobs`` of a completion that repeats its prompt.
+
+    Args:
+        prompt_token_ids: The prompt; nothing precedes its first id, whose entries are
+            null, as OpenAI's are.
+        prompt: Of the others.
+        output: Of the output's tokens.
+        model: Gives the tokens' text.
+        num_top: Entries in each ``top_logprobs``.
+        as_ids: Write tokens as ``token_id:N``.
+    """
+    first = model.token_bytes(prompt_token_ids[0])
+    lists: dict[str, list[JsonValue]] = {
+        "text_offset": [0],
+        "token_logprobs": [None],
+        "tokens": [_token(prompt_token_ids[0], first, as_ids=as_ids)],
+        "top_logprobs": [None],
+    }
+    offset = len(first.decode(errors="replace"))
+    for part in (prompt, output):
+        if part is None:
+            continue
+        more = completion_logprobs(part, model, num_top, offset, as_ids=as_ids)
+        for name, values in lists.items():
+            values += cast("list[JsonValue]", more[name])
+        offset += sum(
+            len(model.token_bytes(row[0][0]).decode(errors="replace"))
+            for row in _rows(part)
+        )
+    return {**lists}
+
+
+def prompt_logprobs(
+    logprobs: Logprobs | None, model: TextModel, num_top: int
+) -> list[dict[int, dict[str, JsonValue]] | None]:
+    """Return vLLM's ``prompt_logprobs``: per prompt token its candidates by id.
+
+    Args:
+        logprobs: Of the prompt's tokens but the first, whose entry is null; None: the
+            prompt has one.
+        model: Gives the tokens' text.
+        num_top: Candidates beside the prompt's own token.
+    """
+    result: list[dict[int, dict[str, JsonValue]] | None] = [None]
+    if logprobs is None:
+        return result
+    ranks = unpack_ids(logprobs.ranks)
+    for number, row in enumerate(_rows(logprobs)):
+        start = number * logprobs.width
+        entries: dict[int, dict[str, JsonValue]] = {}
+        for (token_id, value), rank in zip(
+            row, ranks[start : start + logprobs.width], strict=True
+        ):
+            if token_id in entries or (entries and rank > num_top):
+                continue
+            raw = model.token_bytes(token_id)
+            entries[token_id] = {
+                "logprob": value,
+                "rank": rank,
+                "decoded_token": raw.decode(errors="replace"),
+            }
+        result.append(entries)
+    return result
+
+
+def sampled_logprobs(logprobs: Logprobs) -> list[float]:
+    """Return the sampled tokens' log probabilities."""
+    return [row[0][1] for row in _rows(logprobs)]
 
 
 def _rows(logprobs: Logprobs) -> Iterator[list[tuple[int, float]]]:

@@ -1,4 +1,4 @@
-"""The ``nvext`` object of requests and responses: what was selected, and its answer.
+"""The ``nvext`` object of requests: what was selected, and where it is to stand.
 
 ``return_token_ids: true`` at a request's root is an alias of the selector
 ``nvext.extra_fields=["completion_token_ids"]``; it is folded before validation.
@@ -6,27 +6,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import cast
 
 import msgspec
 
 from .errors import bad_request
 
-__all__ = ["SELECTOR", "Nvext", "Selection", "fold_alias", "select"]
+__all__ = ["SELECTOR", "Nvext", "Placement", "Selection", "fold_alias", "select"]
 
 SELECTOR = "completion_token_ids"
 """Selects the trio: completion ids, prompt ids and ``kv_transfer_params``."""
 
-_SELECTORS = {
-    SELECTOR,
-    "prompt_token_ids",
-    "kv_transfer_params",
-    "worker_id",
-    "timing",
-    "stop_reason",
-}
 _KEYS = {"extra_fields", "token_data"}
+
+
+class Placement(StrEnum):
+    """Where token ids stand in a response, beside ``nvext``."""
+
+    AUTO = "auto"
+    """In vLLM's places too, for requests that used vLLM's ``return_token_ids``."""
+    NVEXT = "nvext"
+    """Nowhere else."""
+    VLLM = "vllm"
+    """In vLLM's places too, whenever ids were selected."""
+    SGLANG = "sglang"
+    """In SGLang's places too, whenever ids were selected."""
 
 
 class Nvext(msgspec.Struct):
@@ -38,7 +44,7 @@ class Nvext(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Selection:
-    """Which extra fields a response carries."""
+    """Which extra fields a response carries, and where beside ``nvext``."""
 
     completion_token_ids: bool = False
     prompt_token_ids: bool = False
@@ -46,6 +52,10 @@ class Selection:
     worker_id: bool = False
     timing: bool = False
     stop_reason: bool = False
+    engine_data: bool = False
+    prompt_logprobs: bool = False
+    weight_version: bool = False
+    native: Placement | None = None  # VLLM or SGLANG; None: under nvext alone
 
     @property
     def any_final(self) -> bool:
@@ -56,23 +66,39 @@ class Selection:
             or self.worker_id
             or self.timing
             or self.stop_reason
+            or self.engine_data
+            or self.prompt_logprobs
+            or self.weight_version
         )
 
+    @property
+    def any(self) -> bool:
+        """Whether anything was selected."""
+        return self.completion_token_ids or self.any_final
 
-def fold_alias(body: dict[str, object]) -> None:
-    """Replace a root ``return_token_ids`` by the selector, once.
+    @property
+    def needs_prompt_ids(self) -> bool:
+        """Whether the engine's own view of the prompt is to come back."""
+        return self.prompt_token_ids or self.engine_data
+
+
+_SELECTORS = {field.name for field in fields(Selection)} - {"native"}
+
+
+def fold_alias(body: dict[str, object]) -> bool:
+    """Replace a root ``return_token_ids`` by the selector, once; returns if it was true.
 
     Raises:
         ApiError: 400, it is neither a boolean nor null, or ``nvext`` is no object.
     """
     if "return_token_ids" not in body:
-        return
+        return False
     value = body.pop("return_token_ids")
     if value is not None and not isinstance(value, bool):
         msg = f"return_token_ids must be a boolean, not {value!r:.40}"
         raise bad_request(msg, "return_token_ids")
     if not value:
-        return
+        return False
     nvext = body.get("nvext")
     if nvext is None:
         nvext = {}
@@ -86,10 +112,11 @@ def fold_alias(body: dict[str, object]) -> None:
     if not isinstance(listed, list):
         msg = "nvext.extra_fields must be a list of strings"
         raise bad_request(msg, "nvext.extra_fields")
-    fields = cast("list[object]", listed)
-    if SELECTOR not in fields:
-        fields = [*fields, SELECTOR]
-    body["nvext"] = {**given, "extra_fields": fields}
+    selectors = cast("list[object]", listed)
+    if SELECTOR not in selectors:
+        selectors = [*selectors, SELECTOR]
+    body["nvext"] = {**given, "extra_fields": selectors}
+    return True
 
 
 def check_keys(nvext: object) -> None:
@@ -105,23 +132,43 @@ def check_keys(nvext: object) -> None:
             raise bad_request(msg, "nvext")
 
 
-def select(nvext: Nvext | None) -> Selection:
+def select(
+    nvext: Nvext | None,
+    placement: Placement = Placement.NVEXT,
+    *,
+    by_alias: bool = False,
+) -> Selection:
     """Return what *nvext* selects.
+
+    Args:
+        nvext: The request's, its alias folded.
+        placement: The operator's choice.
+        by_alias: Whether the request used ``return_token_ids``.
 
     Raises:
         ApiError: 400 with the unknown selectors and the known ones.
     """
-    fields = set(nvext.extra_fields or ()) if nvext is not None else set[str]()
-    unknown = sorted(fields - _SELECTORS)
+    names = set(nvext.extra_fields or ()) if nvext is not None else set[str]()
+    unknown = sorted(names - _SELECTORS)
     if unknown:
         msg = f"unknown nvext.extra_fields {unknown}; known are {sorted(_SELECTORS)}"
         raise bad_request(msg, "nvext.extra_fields")
-    trio = SELECTOR in fields
+    if not names:
+        return Selection()
+    trio = set[str]()
+    if SELECTOR in names:
+        trio = {"prompt_token_ids", "kv_transfer_params"}
     return Selection(
-        completion_token_ids=trio,
-        prompt_token_ids=trio or "prompt_token_ids" in fields,
-        kv_transfer_params=trio or "kv_transfer_params" in fields,
-        worker_id="worker_id" in fields,
-        timing="timing" in fields,
-        stop_reason="stop_reason" in fields,
+        **dict.fromkeys(names | trio, True),
+        native=_native(placement, by_alias=by_alias),
     )
+
+
+def _native(placement: Placement, *, by_alias: bool) -> Placement | None:
+    match placement:
+        case Placement.AUTO:
+            return Placement.VLLM if by_alias else None
+        case Placement.NVEXT:
+            return None
+        case Placement.VLLM | Placement.SGLANG:
+            return placement

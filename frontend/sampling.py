@@ -49,6 +49,7 @@ def make_sampling(
     num_prompt_tokens: int,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> Sampling:
     """Return the engine's parameters for *request*.
 
@@ -59,6 +60,7 @@ def make_sampling(
         num_prompt_tokens: The prompt's length.
         max_tokens: The client's bound under whichever name; None: what is left.
         logprobs: Alternatives per token; None: no logprobs.
+        prompt_logprobs: The same for the prompt's tokens.
 
     Raises:
         ApiError: 400, with the field as ``param``.
@@ -127,6 +129,7 @@ def make_sampling(
         stop_token_ids=_ids("stop_token_ids", request.stop_token_ids or [], vocab_size),
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         logit_bias=_logit_bias(request.logit_bias, vocab_size),
         allowed_token_ids=None
         if request.allowed_token_ids is None

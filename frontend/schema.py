@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from .errors import bad_request
 from .nvext import Nvext, check_keys, fold_alias
+from .unsupported import drop_neutral
 
 __all__ = [
     "ChatRequest",
     "CommonRequest",
     "CompletionRequest",
+    "Parsed",
     "StreamOptions",
     "parse_body",
 ]
@@ -41,8 +43,11 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
-    user: str | None = None  # OpenAI's label for abuse reports; nothing to do
-    metadata: dict[str, Any] | None = None  # stored by OpenAI; nothing to do
+    # OpenAI's labels, for its reports and its cache; there is nothing to do
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     # vLLM's extensions
     top_k: int | None = None
     min_p: float | None = None
@@ -59,6 +64,10 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
+    request_id: str | None = None
+    session_id: str | None = None  # a hint for routing, which needs none yet
     nvext: Nvext | None = None
 
 
@@ -71,7 +80,9 @@ class ChatRequest(CommonRequest, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class CompletionRequest(CommonRequest, kw_only=True):
@@ -80,15 +91,27 @@ class CompletionRequest(CommonRequest, kw_only=True):
     prompt: str | list[Any]
     logprobs: int | None = None
     best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
 
 
 R = TypeVar("R", ChatRequest, CompletionRequest)
 
 
-def parse_body(data: bytes, kind: type[R]) -> R:
+class Parsed(NamedTuple, Generic[R]):
+    """A request, and what its body said beside the fields."""
+
+    request: R
+    by_alias: bool  # ``return_token_ids: true`` was there
+
+
+def parse_body(
+    data: bytes, kind: type[R], *, ignore_unknown: bool = False
+) -> Parsed[R]:
     """Return the request in a body, its alias folded into ``nvext``.
+
+    Args:
+        data: JSON.
+        kind: What it should be.
+        ignore_unknown: Drop root fields that nobody knows, as vLLM does.
 
     Raises:
         ApiError: 400: not JSON, not an object, an unknown field, a wrong type.
@@ -102,14 +125,15 @@ def parse_body(data: bytes, kind: type[R]) -> R:
         msg = "the body must be a JSON object"
         raise bad_request(msg)
     fields = cast("dict[str, object]", body)
-    fold_alias(fields)
+    by_alias = fold_alias(fields)
+    drop_neutral(fields)
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
-    if unknown:
-        msg = f"unknown or unsupported fields: {', '.join(unknown)}"
+    if unknown and not ignore_unknown:
+        msg = f"unknown fields: {', '.join(unknown)}"
         raise bad_request(msg, unknown[0])
     check_keys(fields.get("nvext"))
     try:
-        return msgspec.convert(fields, kind)
+        return Parsed(msgspec.convert(fields, kind), by_alias)
     except msgspec.ValidationError as error:
         raise bad_request(str(error), _path(str(error))) from error
 

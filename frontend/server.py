@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -12,7 +11,7 @@ from aiohttp import web
 
 from tokenwire.protocol.messages import Role
 
-from .calls import Call, chat_call, completion_call
+from .calls import Call, chat_call, check_request_id, completion_call
 from .config import Config
 from .errors import ApiError, bad_request, overloaded, unavailable
 from .link import Link
@@ -27,7 +26,6 @@ __all__ = ["Server"]
 _log = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
-_REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,6 +42,7 @@ class Server:
         started: int,
     ) -> None:
         self._config = config
+        self._policy = config.policy
         self._model = model
         self._pool = pool
         self._metrics = metrics
@@ -95,11 +94,18 @@ class Server:
         return await self._generate(request, self._completion_call)
 
     async def _chat_call(self, body: bytes) -> Call:
-        return await chat_call(parse_body(body, ChatRequest), self._model, self._pool)
+        policy = self._policy
+        parsed = parse_body(
+            body, ChatRequest, ignore_unknown=policy.ignore_unknown_fields
+        )
+        return await chat_call(parsed, self._model, self._pool, policy)
 
     async def _completion_call(self, body: bytes) -> Call:
-        parsed = parse_body(body, CompletionRequest)
-        return await completion_call(parsed, self._model, self._pool)
+        policy = self._policy
+        parsed = parse_body(
+            body, CompletionRequest, ignore_unknown=policy.ignore_unknown_fields
+        )
+        return await completion_call(parsed, self._model, self._pool, policy)
 
     async def _generate(
         self, request: web.Request, prepare: Callable[[bytes], Awaitable[Call]]
@@ -120,6 +126,8 @@ class Server:
             self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
             session = Session(call, self._pool, self._metrics)
             headers = _echoed(request)
+            if call.client_request_id is not None:
+                headers.setdefault(REQUEST_ID, call.client_request_id)
             if not call.stream:
                 return await session.whole(headers)
             timeout_s = self._config.client_write_timeout_s
@@ -268,10 +276,11 @@ def _echoed(request: web.Request, *, check: bool = True) -> dict[str, str]:
     value = request.headers.get(REQUEST_ID)
     if value is None:
         return {}
-    if _REQUEST_ID_FORM.fullmatch(value) is None:
+    try:
+        check_request_id(value, REQUEST_ID)
+    except ApiError:
         if check:
-            msg = f"{REQUEST_ID} must match {_REQUEST_ID_FORM.pattern}"
-            raise ApiError(400, msg, param=REQUEST_ID)
+            raise
         return {}
     return {REQUEST_ID: value}
 

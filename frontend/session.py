@@ -115,7 +115,7 @@ class Session:
             await stream.open(b"".join(openings))
             self._stream = stream
             for choice in self._choices:
-                if not choice.can_stop_by_text and not self._call.continuous_usage:
+                if choice.plain and not self._call.continuous_usage:
                     choice.deliver_plain = self._deliver_plain
                 choice.release()
             try:

@@ -6,7 +6,7 @@ for every token costs three times as much. What was not selected adds not one ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -14,9 +14,15 @@ import msgspec
 from tokenwire.protocol.messages import Logprobs
 
 from .choice import Delta
+from .extras import EngineData, final_nvext
 from .job import End
-from .logprobs import chat_logprobs, completion_logprobs
-from .nvext import Selection
+from .logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    prompt_logprobs,
+)
+from .nvext import Placement, Selection
 from .tokenizer import TextModel
 
 __all__ = ["ChatShape", "CompletionShape", "Finished", "Frame", "Shape", "usage"]
@@ -44,8 +50,22 @@ class Frame:
     model: str
     text_model: TextModel
     selection: Selection
-    num_top_logprobs: int = 0
+    prompts: list[list[int]]  # (num_prompts,) of ids
+    echoes: list[str | None] = field(default_factory=list[str | None])  # if any
+    choices_per_prompt: int = 1
+    num_logprobs: int | None = None  # alternatives per token; None: not asked for
+    num_prompt_logprobs: int | None = None
     tokens_as_ids: bool = False
+
+    def prompt_of(self, index: int) -> list[int]:
+        """Return the prompt of a choice."""
+        return self.prompts[index // self.choices_per_prompt]
+
+    def echo_of(self, index: int) -> str | None:
+        """Return what a choice repeats before its output."""
+        if not self.echoes:
+            return None
+        return self.echoes[index // self.choices_per_prompt]
 
 
 class Shape(Protocol):
@@ -87,18 +107,34 @@ class _Shape:
     _chunk_object: str
     _object: str
     _text_key: bytes  # what stands between a choice's index and its text
-    _plain_middle: bytes  # what stands between the text and ``nvext``
+    _plain_middle: bytes  # what stands between the text and the choice's last brace
+    _prompt_in_choice: bool  # where vLLM puts what belongs to a prompt
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         head = self._head(self._chunk_object)
         self._prefix = b"data: " + head + b',"choices":[{"index":'
         self._usage_prefix = b"data: " + head + b',"choices":[],"usage":'
-        self._plain_end = self._plain_middle + b"}\n\n"
-        self._ids = frame.selection.completion_token_ids
-        self._any_final = frame.selection.any_final
+        selection = frame.selection
+        self._ids = selection.completion_token_ids
+        self._native = selection.native
+        self._native_ids = self._ids and selection.native is not None
+        self._any_final = selection.any_final
+        self._engine_data: EngineData | None = None
+        if selection.engine_data:
+            self._engine_data = EngineData()
+        self._shows_logprobs = frame.num_logprobs is not None
         self._text_chars: dict[int, int] = {}
         self._plain_prefixes: dict[int, bytes] = {}
+        middle = self._plain_middle
+        self._plain_end = middle + b"}]}\n\n"
+        # One id's chunk: what stands before the id, wherever it stands, and after it.
+        native = b""
+        if self._native_ids:
+            native = middle + b',"token_ids":['
+            middle = b"]"
+        self._before_native_id = native
+        self._before_id = middle + b'}],"nvext":{"completion_token_ids":['
 
     def plain_chunk(self, index: int, text: str, token_ids: list[int]) -> bytes:
         """Return what ``chunk`` returns for text and ids alone; made for speed."""
@@ -110,24 +146,31 @@ class _Shape:
             self._plain_prefixes[index] = prefix
         if not self._ids:
             return b"%s%s%s" % (prefix, _json(text), self._plain_end)
-        if len(token_ids) == 1:
-            return b'%s%s%s,"nvext":{"completion_token_ids":[%d]}}\n\n' % (
+        if len(token_ids) != 1:
+            return self.chunk(index, Delta(text, token_ids, None, None), b"")
+        [token_id] = token_ids
+        if self._native_ids:
+            return b"%s%s%s%d%s%d]}}\n\n" % (
                 prefix,
                 _json(text),
-                self._plain_middle,
-                token_ids[0],
+                self._before_native_id,
+                token_id,
+                self._before_id,
+                token_id,
             )
-        return self.chunk(index, Delta(text, token_ids, None, None), b"")
+        return b"%s%s%s%d]}}\n\n" % (prefix, _json(text), self._before_id, token_id)
 
     def chunk(self, index: int, delta: Delta, usage_json: bytes) -> bytes:
         """Return the event of *delta*; empty if there is nothing to say."""
         end = delta.end
         ids = self._ids and delta.token_ids
-        if not delta.text and end is None and not ids and delta.logprobs is None:
-            return b""
+        if self._engine_data is not None:
+            self._engine_data.add(delta.token_ids, delta.logprobs)
         logprobs = b"null"
-        if delta.logprobs is not None:
+        if delta.logprobs is not None and self._shows_logprobs:
             logprobs = self._logprobs(index, delta.logprobs)
+        elif not delta.text and end is None and not ids:
+            return b""
         finish = b"null" if end is None else b'"%s"' % end.reason.value.encode()
         parts = [
             self._prefix,
@@ -137,10 +180,14 @@ class _Shape:
             logprobs,
             b',"finish_reason":',
             finish,
-            b"}]",
         ]
+        if ids and self._native_ids:
+            parts.append(b',"token_ids":' + _json(delta.token_ids))
+        parts.append(b"}]")
+        if end is not None:
+            parts.append(self._native_kv(end))
         if end is not None and self._any_final:
-            parts.append(b',"nvext":' + _json(self._final_nvext(delta.token_ids, end)))
+            parts.append(b',"nvext":' + _json(self._nvext(delta.token_ids, end)))
         elif ids:
             parts.append(_ids_nvext(delta.token_ids))
         if usage_json:
@@ -158,26 +205,86 @@ class _Shape:
         """Return the body of a response that is not streamed."""
         body = [self._head(self._object), b',"choices":[']
         for n, choice in enumerate(choices):
-            logprobs = b"null"
-            if choice.logprobs is not None:
-                logprobs = self._logprobs(choice.index, choice.logprobs)
+            if self._engine_data is not None:
+                self._engine_data.add(choice.token_ids, choice.logprobs)
             body.append(
-                b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":"%s"}'
+                b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":"%s"%s}'
                 % (
                     b"," if n else b"",
                     choice.index,
-                    self._whole(choice.text),
-                    logprobs,
+                    self._whole(
+                        (self._frame.echo_of(choice.index) or "") + choice.text
+                    ),
+                    self._whole_logprobs(choice),
                     choice.end.reason.value.encode(),
+                    self._choice_extras(choice),
                 )
             )
         body.append(b'],"usage":' + usage_json)
+        body.append(self._root_extras(choices))
         if self._ids or self._any_final:
             [choice] = choices  # more are refused with a selector
-            nvext = self._final_nvext(choice.token_ids, choice.end)
-            body.append(b',"nvext":' + _json(nvext))
+            body.append(b',"nvext":' + _json(self._nvext(choice.token_ids, choice.end)))
         body.append(b"}")
         return b"".join(body)
+
+    def _choice_extras(self, choice: Finished) -> bytes:
+        """Return what other servers put into a choice of a whole response."""
+        extras: dict[str, object] = {}
+        if self._native_ids:
+            extras["token_ids"] = choice.token_ids
+        if self._prompt_in_choice or self._native is Placement.SGLANG:
+            extras |= self._native_prompt(choice.index)
+        if self._prompt_in_choice:
+            extras |= self._prompt_logprobs(choice)
+        return _members(extras)
+
+    def _root_extras(self, choices: list[Finished]) -> bytes:
+        """Return what vLLM puts at the root of a whole response."""
+        extras: dict[str, object] = {}
+        if not self._prompt_in_choice and choices:
+            if self._native is Placement.VLLM:
+                extras |= self._native_prompt(choices[0].index)
+            extras |= self._prompt_logprobs(choices[0])
+        kv = self._native_kv(choices[0].end) if choices else b""
+        return _members(extras) + kv
+
+    def _native_prompt(self, index: int) -> dict[str, object]:
+        if self._native is None or not self._frame.selection.prompt_token_ids:
+            return {}
+        return {"prompt_token_ids": self._frame.prompt_of(index)}
+
+    def _native_kv(self, end: End) -> bytes:
+        wanted = (
+            self._native is Placement.VLLM and self._frame.selection.kv_transfer_params
+        )
+        if not wanted or end.kv_transfer_params is None:
+            return b""
+        return b',"kv_transfer_params":' + _json(end.kv_transfer_params)
+
+    def _prompt_logprobs(self, choice: Finished) -> dict[str, object]:
+        frame = self._frame
+        num_top = frame.num_prompt_logprobs
+        if num_top is None or frame.selection.prompt_logprobs:
+            return {}
+        made = prompt_logprobs(choice.end.prompt_logprobs, frame.text_model, num_top)
+        return {"prompt_logprobs": made}
+
+    def _nvext(self, token_ids: list[int], end: End) -> dict[str, object]:
+        frame = self._frame
+        nvext = final_nvext(frame.selection, token_ids, end)
+        if frame.selection.prompt_logprobs:
+            nvext["prompt_logprobs"] = prompt_logprobs(
+                end.prompt_logprobs, frame.text_model, frame.num_prompt_logprobs or 0
+            )
+        if self._engine_data is not None:
+            nvext["engine_data"] = self._engine_data.body(end.prompt_token_ids)
+        return nvext
+
+    def _whole_logprobs(self, choice: Finished) -> bytes:
+        if choice.logprobs is None or not self._shows_logprobs:
+            return b"null"
+        return self._logprobs(choice.index, choice.logprobs)
 
     def _head(self, kind: str) -> bytes:
         frame = self._frame
@@ -187,27 +294,6 @@ class _Shape:
             frame.created,
             _json(frame.model),
         )
-
-    def _final_nvext(self, token_ids: list[int], end: End) -> dict[str, object]:
-        """Return ``nvext`` of the last chunk, or of a whole response."""
-        selection = self._frame.selection
-        nvext: dict[str, object] = {}
-        if selection.completion_token_ids:
-            nvext["completion_token_ids"] = token_ids
-        if selection.prompt_token_ids and end.prompt_token_ids is not None:
-            nvext["prompt_token_ids"] = end.prompt_token_ids
-        if selection.kv_transfer_params and end.kv_transfer_params is not None:
-            nvext["kv_transfer_params"] = end.kv_transfer_params
-        if selection.worker_id and end.worker_ids:
-            nvext["worker_id"] = end.worker_ids
-        if selection.timing:
-            timing: dict[str, object] = {
-                name: round(value, 3) for name, value in end.timing.items()
-            }
-            nvext["timing"] = {**timing, "cached_tokens": end.num_cached_tokens}
-        if selection.stop_reason and end.stop_reason is not None:
-            nvext["stop_reason"] = end.stop_reason
-        return nvext
 
     def _delta(self, text: str) -> bytes:
         raise NotImplementedError
@@ -225,14 +311,19 @@ class ChatShape(_Shape):
     _object = "chat.completion"
     _chunk_object = "chat.completion.chunk"
     _text_key = b'"delta":{"content":'
-    _plain_middle = b'},"logprobs":null,"finish_reason":null}]'
+    _plain_middle = b'},"logprobs":null,"finish_reason":null'
+    _prompt_in_choice = False
 
     def opening(self, index: int) -> bytes:
-        """Return the event that names the role."""
+        """Return the event that names the role, and repeats what is to be repeated."""
+        prompt = _members(self._native_prompt(index))
+        in_choice = self._native is Placement.SGLANG
         return (
             self._prefix
-            + b'%d,"delta":{"role":"assistant","content":""}' % index
-            + b',"logprobs":null,"finish_reason":null}]}\n\n'
+            + b'%d,"delta":{"role":"assistant","content":%s}'
+            % (index, _json(self._frame.echo_of(index) or ""))
+            + b',"logprobs":null,"finish_reason":null%s}]%s}\n\n'
+            % ((prompt, b"") if in_choice else (b"", prompt))
         )
 
     def _delta(self, text: str) -> bytes:
@@ -250,7 +341,7 @@ class ChatShape(_Shape):
             chat_logprobs(
                 logprobs,
                 frame.text_model,
-                frame.num_top_logprobs,
+                frame.num_logprobs or 0,
                 as_ids=frame.tokens_as_ids,
             )
         )
@@ -261,12 +352,25 @@ class CompletionShape(_Shape):
 
     _object = _chunk_object = "text_completion"
     _text_key = b'"text":'
-    _plain_middle = b',"logprobs":null,"finish_reason":null}]'
+    _plain_middle = b',"logprobs":null,"finish_reason":null'
+    _prompt_in_choice = True
 
     def opening(self, index: int) -> bytes:
-        """Return nothing: a completion's stream begins with its first text."""
-        del index
-        return b""
+        """Return the event that repeats the prompt; without one, nothing.
+
+        A completion's stream begins with its first text.
+        """
+        prompt = _members(self._native_prompt(index))
+        echo = self._frame.echo_of(index)
+        if not prompt and echo is None:
+            return b""
+        return b'%s%d,"text":%s%s%s}]}\n\n' % (
+            self._prefix,
+            index,
+            _json(echo or ""),
+            self._plain_middle,
+            prompt,
+        )
 
     def _delta(self, text: str) -> bytes:
         return b'"text":' + _json(text)
@@ -279,11 +383,31 @@ class CompletionShape(_Shape):
             completion_logprobs(
                 logprobs,
                 frame.text_model,
-                frame.num_top_logprobs,
+                frame.num_logprobs or 0,
                 self._text_chars.get(index, 0),
                 as_ids=frame.tokens_as_ids,
             )
         )
+
+    def _whole_logprobs(self, choice: Finished) -> bytes:
+        frame = self._frame
+        if frame.echo_of(choice.index) is None or not self._shows_logprobs:
+            return super()._whole_logprobs(choice)
+        return _json(
+            echoed_logprobs(
+                frame.prompt_of(choice.index),
+                choice.end.prompt_logprobs,
+                choice.logprobs,
+                frame.text_model,
+                frame.num_logprobs or 0,
+                as_ids=frame.tokens_as_ids,
+            )
+        )
+
+
+def _members(fields: dict[str, object]) -> bytes:
+    """Return *fields* as members that follow others in an object."""
+    return b"".join(b",%s:%s" % (_json(name), _json(fields[name])) for name in fields)
 
 
 def _ids_nvext(token_ids: list[int]) -> bytes:

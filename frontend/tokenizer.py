@@ -108,19 +108,31 @@ class TextModel:
         add_generation_prompt: bool,
         continue_final_message: bool,
         template_kwargs: dict[str, Any],
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
     ) -> str:
         """Return the conversation as the model's prompt text.
+
+        Args:
+            messages: The conversation.
+            add_generation_prompt: End with the beginning of an answer.
+            continue_final_message: End inside the last message.
+            template_kwargs: What the template may name beside.
+            documents: What the template may quote.
+            chat_template: Used in place of the model's.
 
         Raises:
             ApiError: 400: no template, or the template refuses the messages.
         """
-        if self._chat_template is None:
+        template = chat_template or self._chat_template
+        if template is None:
             msg = "this model has no chat template; use /v1/completions"
             raise bad_request(msg, "messages")
         try:
             rendered, _ = cast("Any", chat_template_utils).render_jinja_template(
                 conversations=[list(messages)],
-                chat_template=self._chat_template,
+                chat_template=template,
+                documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **{**self._special_tokens, **template_kwargs},

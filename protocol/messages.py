@@ -213,6 +213,7 @@ class Card(msgspec.Struct, tag="card", frozen=True, omit_defaults=True):
     max_num_seqs: int = 0
     num_kv_blocks: int = 0
     capabilities: list[str] = []
+    weight_version: str = "default"  # vLLM's name for the weights it started with
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):

@@ -166,6 +166,7 @@ class Worker:
             connector_compatibility=info.connector_compatibility,
             max_num_seqs=info.max_num_seqs,
             num_kv_blocks=info.num_kv_blocks,
+            weight_version=config.weight_version,
         )
 
     def _announce(self, endpoint: str) -> None:

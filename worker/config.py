@@ -39,6 +39,7 @@ class WorkerConfig:
     role: Role
     model: str
     served_model_name: str
+    weight_version: str
     listen: str
     announce: str  # path; empty: none
     worker_id: str
@@ -78,6 +79,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         role=Role(settings.role),
         model=settings.model,
         served_model_name=settings.served_model_name or settings.model,
+        weight_version=settings.weight_version,
         listen=settings.listen,
         announce=settings.announce,
         worker_id=settings.worker_id or _own_name(settings.role),
@@ -122,6 +124,12 @@ def _parser() -> SettingsParser:
         default="",
         metavar="NAME",
         help="the name that frontends ask for (default: MODEL)",
+    )
+    add(
+        "--weight-version",
+        default="default",
+        metavar="NAME",
+        help="what responses call the weights, for trainers (default: %(default)s)",
     )
     add(
         "--listen",

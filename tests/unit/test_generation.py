@@ -36,6 +36,7 @@ class FakeLink:
     """A worker that answers when it is told to."""
 
     worker_id: str
+    weight_version: str | None = "default"
     submits: list[Submit] = field(default_factory=list[Submit])
     replies: list[Reply] = field(default_factory=list[Reply])
     cancelled: list[str] = field(default_factory=list[str])

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from tokenwire.frontend.errors import ApiError
-from tokenwire.frontend.nvext import SELECTOR, Nvext, Selection, fold_alias, select
+from tokenwire.frontend.nvext import (
+    SELECTOR,
+    Nvext,
+    Placement,
+    Selection,
+    fold_alias,
+    select,
+)
 from tokenwire.frontend.schema import ChatRequest, CompletionRequest, parse_body
 
 MINIMAL = b'{"prompt":"a"%s}'
@@ -60,11 +68,45 @@ def test_the_trio() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["prompt_token_ids", "kv_transfer_params", "worker_id", "timing"]
+    "field",
+    [
+        "prompt_token_ids",
+        "kv_transfer_params",
+        "worker_id",
+        "timing",
+        "stop_reason",
+        "engine_data",
+        "prompt_logprobs",
+        "weight_version",
+    ],
 )
 def test_single_selectors(field: str) -> None:
     """Each of the others selects only itself."""
-    assert select(Nvext([field])) == Selection(**{field: True})
+    selection = select(Nvext([field]))
+
+    chosen = {name for name, value in asdict(selection).items() if value}
+    assert chosen == {field}
+    assert selection.any_final
+
+
+@pytest.mark.parametrize(
+    ("placement", "by_alias", "native"),
+    [
+        (Placement.AUTO, True, Placement.VLLM),
+        (Placement.AUTO, False, None),
+        (Placement.NVEXT, True, None),
+        (Placement.VLLM, False, Placement.VLLM),
+        (Placement.SGLANG, True, Placement.SGLANG),
+    ],
+)
+def test_native_places(
+    placement: Placement, by_alias: bool, native: Placement | None
+) -> None:
+    """The operator decides; ``auto`` looks at how the ids were asked for."""
+    nvext = Nvext([SELECTOR])
+
+    assert select(nvext, placement, by_alias=by_alias).native is native
+    assert select(None, placement) == Selection()
 
 
 def test_unknown_selectors_are_refused_by_name() -> None:

@@ -31,7 +31,7 @@ IDS = Selection(completion_token_ids=True, prompt_token_ids=True)
 
 def frame(selection: Selection) -> Frame:
     """Return a frame."""
-    return Frame("id-1", 7, 'mo"del', MODEL, selection)
+    return Frame("id-1", 7, 'mo"del', MODEL, selection, [[1, 2]])
 
 
 def parsed(event: bytes) -> dict[str, Any]:

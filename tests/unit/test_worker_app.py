@@ -140,7 +140,8 @@ class Client:
 
 async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> None:
     """SIGTERM with nothing running: exit code 0, and the announcement is gone."""
-    async with worker(tmp_path, "--metrics-port", "0") as running:
+    options = ("--metrics-port", "0", "--weight-version", "step-7")
+    async with worker(tmp_path, *options) as running:
         await running.until_line("serving m at tcp://127.0.0.1:")
         announced = json.loads(running.announce.read_text())
         assert announced["worker_id"] == "w"
@@ -155,6 +156,7 @@ async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> No
                 "sim",
                 Role.AGGREGATED,
             )
+            assert card.weight_version == "step-7"
             client.submit("r", 3)
             assert client.end().reason is FinishReason.LENGTH
         running.process.send_signal(signal.SIGTERM)
