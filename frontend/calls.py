@@ -267,7 +267,7 @@ def _call(
         echoes=[prompt.echo for prompt in prompts],
         choices_per_prompt=request.n or 1,
         num_logprobs=logprobs,
-        num_prompt_logprobs=prompt_logprobs,
+        num_prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
     )
     return Call(

@@ -9,7 +9,7 @@ import msgspec
 
 from tokenwire.protocol.messages import Sampling, StructuredOutput
 
-from .errors import bad_request
+from .errors import ApiError, bad_request
 
 if TYPE_CHECKING:
     from .schema import CommonRequest
@@ -224,24 +224,57 @@ def _structured_output(request: CommonRequest) -> StructuredOutput | None:
         return _response_format(request.response_format)
     if given is None:
         return None
-    kinds = [kind for kind in given if given[kind] is not None]
-    if len(kinds) != 1 or kinds[0] not in _GRAMMARS:
+    given = {name: value for name, value in given.items() if value is not None}
+    pattern = given.pop("whitespace_pattern", None)
+    if pattern is not None and not isinstance(pattern, str):
+        raise _bad_structure("whitespace_pattern", "must be a string")
+    for name in sorted(given.keys() - _GRAMMARS):
+        raise _bad_structure(name, f"is unknown; known are {sorted(_GRAMMARS)}")
+    if len(given) != 1:
         msg = (
-            f"structured_outputs needs exactly one of {sorted(_GRAMMARS)}, got {kinds}"
+            f"structured_outputs needs exactly one of {sorted(_GRAMMARS)}, "
+            f"got {sorted(given)}"
         )
         raise bad_request(msg, "structured_outputs")
-    [kind] = kinds
-    spec = given[kind]
-    if kind == "json_object":
-        if spec is not True:
-            msg = "structured_outputs.json_object must be true"
-            raise bad_request(msg, "structured_outputs.json_object")
-        return StructuredOutput(kind)
-    if kind in {"regex", "grammar"} and not isinstance(spec, str):
-        msg = f"structured_outputs.{kind} must be a string"
-        raise bad_request(msg, f"structured_outputs.{kind}")
-    text = spec if isinstance(spec, str) else msgspec.json.encode(spec).decode()
-    return StructuredOutput(kind, text)
+    [(kind, value)] = given.items()
+    return StructuredOutput(kind, _structure(kind, value), pattern)
+
+
+def _structure(kind: str, value: object) -> str:
+    """Return the text that describes a structure to the engine."""
+    match kind:
+        case "json_object":
+            if value is not True:
+                raise _bad_structure(kind, "must be true")
+            return ""
+        case "json":
+            return _json_schema(value)
+        case "choice":
+            choices = cast("list[object]", value) if isinstance(value, list) else []
+            if not choices or not all(isinstance(one, str) for one in choices):
+                raise _bad_structure(kind, "must be a list of strings, not empty")
+            return msgspec.json.encode(choices).decode()
+        case _:
+            if not isinstance(value, str):
+                raise _bad_structure(kind, "must be a string")
+            return value
+
+
+def _json_schema(value: object) -> str:
+    """Return a JSON schema, given as an object or as its text, as text."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    try:
+        schema: object = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _bad_structure("json", f"is not valid JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise _bad_structure("json", "must be a schema: an object")
+    return text
+
+
+def _bad_structure(name: str, fault: str) -> ApiError:
+    field = f"structured_outputs.{name}"
+    return bad_request(f"{field} {fault}", field)
 
 
 _GRAMMARS = {"json", "json_object", "regex", "choice", "grammar"}

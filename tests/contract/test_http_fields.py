@@ -77,6 +77,7 @@ async def test_echo_with_logprobs_covers_prompt_and_output(served: Stack) -> Non
     assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
     assert all(math.isfinite(value) for value in logprobs["token_logprobs"][1:])
     assert "".join(logprobs["tokens"]) == choice["text"]
+    assert "prompt_logprobs" not in choice
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         assert choice["text"][offset:].startswith(token)
 
@@ -300,6 +301,40 @@ async def test_neutral_values_are_of_their_type(served: Stack, value: object) ->
     reply = await served.complete(prompt="a", max_tokens=1, **{field: value})
 
     assert (reply.status, reply.error["param"]) == (400, field)
+
+
+# --- structured output ---------------------------------------------------------------
+
+BAD_STRUCTURES: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({}, ""),
+    "two": ({"regex": "a", "choice": ["b"]}, ""),
+    "unknown": ({"regex": "a", "banana": 1}, ".banana"),
+    "regex": ({"regex": 1}, ".regex"),
+    "grammar": ({"grammar": []}, ".grammar"),
+    "choice": ({"choice": "a"}, ".choice"),
+    "no choice": ({"choice": []}, ".choice"),
+    "choices": ({"choice": ["a", 1]}, ".choice"),
+    "json": ({"json": 3}, ".json"),
+    "json text": ({"json": "{"}, ".json"),
+    "json list": ({"json": "[]"}, ".json"),
+    "json_object": ({"json_object": False}, ".json_object"),
+    "whitespace_pattern": (
+        {"json": {}, "whitespace_pattern": 1},
+        ".whitespace_pattern",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_STRUCTURES)
+async def test_a_structure_is_checked_before_the_engine(
+    served: Stack, case: str
+) -> None:
+    """Each mistake is a 400 with the path of what is wrong."""
+    given, path = BAD_STRUCTURES[case]
+    reply = await served.complete(prompt="a", max_tokens=1, structured_outputs=given)
+
+    assert reply.status == 400
+    assert reply.error["param"] == f"structured_outputs{path}"
 
 
 # --- the rest ------------------------------------------------------------------------

@@ -153,6 +153,22 @@ def test_logit_bias(bias: dict[str, float], good: bool) -> None:
             {"structured_outputs": {"choice": ["a", "b"]}},
             StructuredOutput("choice", '["a","b"]'),
         ),
+        (
+            {"structured_outputs": {"json": {"type": "object"}, "regex": None}},
+            StructuredOutput("json", '{"type":"object"}'),
+        ),
+        (
+            {"structured_outputs": {"json": "{}", "whitespace_pattern": " ?"}},
+            StructuredOutput("json", "{}", " ?"),
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            StructuredOutput("json_object"),
+        ),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "a"'}},
+            StructuredOutput("grammar", 'root ::= "a"'),
+        ),
     ],
 )
 def test_grammars(fields: dict[str, Any], expected: StructuredOutput | None) -> None:
