@@ -94,8 +94,9 @@ engine-test:  ## Run the tests on a real vLLM engine.
 	@$(SETUP) $(EXTRA) dev
 	@export TOKENWIRE_DEMO_MODEL=$$($(DEMO_MODEL)); $(BIN)/pytest -m engine $(PYTEST)
 
-bench: setup-dev  ## Measure the frontend on simulated workers; writes docs/benchmarks.md.
-	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench.py
+bench: setup-dev  ## Measure the frontend on simulated workers (BASELINE=checkout: against it).
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench.py \
+		$(if $(BASELINE),--baseline '$(BASELINE)')
 
 # Type checkers do not follow import hooks: give them a real tokenwire/ folder.
 tree: $(PACKAGES:%=$(TREE)/%)

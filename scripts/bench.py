@@ -7,11 +7,16 @@ kernel's own for all threads of the process, so a busy machine stretches the run
 not the figures, apart from cold caches.
 
     python scripts/bench.py [--repeats 5] [--seconds 4] [--output docs/benchmarks.md]
+                            [--baseline CHECKOUT]
+
+With a baseline, the frontend of another checkout is measured in the same run, by the same
+client and in front of the same worker, and the table says how the two compare.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 import platform
@@ -26,6 +31,7 @@ from bench_load import direct_ttft_ms, http_ttft_ms, requests_per_s, streamed_cp
 from bench_processes import Stack, floor, rss_mib, stack
 
 STEP_10_MS, STEP_0 = "10", "0"
+BEFORE = "baseline, "
 
 
 @dataclass
@@ -49,12 +55,18 @@ class Run:
     """All figures of one run."""
 
     def __init__(
-        self, model: str, cores: list[int], repeats: int, seconds: float
+        self,
+        model: str,
+        cores: list[int],
+        repeats: int,
+        seconds: float,
+        baseline: Path | None = None,
     ) -> None:
         self._model = model
         self._cores = cores
         self._repeats = repeats
         self._seconds = seconds
+        self._baseline = baseline
         self.figures: dict[str, Figure] = {}
 
     def add(self, name: str, unit: str, value: float) -> None:
@@ -64,6 +76,31 @@ class Run:
 
     async def all(self, folder: Path) -> None:
         """Measure everything, arms rotated within each repeat."""
+        with contextlib.ExitStack() as others:
+            before: list[Callable[[], Awaitable[None]]] = []
+            if self._baseline is not None:
+                before = self._before(others, folder, self._baseline)
+            await self._all(folder, before)
+
+    def _before(
+        self, others: contextlib.ExitStack, folder: Path, checkout: Path
+    ) -> list[Callable[[], Awaitable[None]]]:
+        """Return the arms of the baseline, its processes running."""
+        paced, fast = (
+            others.enter_context(
+                stack(self._model, step, self._cores, folder, checkout)
+            )
+            for step in (STEP_10_MS, STEP_0)
+        )
+        return [
+            self._cpu(one, f"{BEFORE}48 streams, {load}", ids)
+            for one, load in ((paced, "10 ms step"), (fast, "saturated"))
+            for ids in (False, True)
+        ]
+
+    async def _all(
+        self, folder: Path, before: list[Callable[[], Awaitable[None]]]
+    ) -> None:
         with (
             stack(self._model, STEP_10_MS, self._cores, folder) as paced,
             stack(self._model, STEP_0, self._cores, folder) as fast,
@@ -84,6 +121,7 @@ class Run:
                 self._cpu(fast_floor, "floor, 48 streams, saturated", False),
                 self._requests(fast),
                 self._latency(fast),
+                *before,
             ]
             for repeat in range(self._repeats):
                 shift = repeat % len(arms)
@@ -119,6 +157,28 @@ class Run:
             self.add("Added latency to the first token", "ms", http - direct)
 
         return arm
+
+
+def comparison(figures: dict[str, Figure]) -> str:
+    """Return how the figures compare with the baseline's, if there was one."""
+    rows = [
+        f"| {name} | {statistics.median(figure.values):.2f} "
+        f"| {statistics.median(before.values):.2f} "
+        f"| {statistics.median(figure.values) / statistics.median(before.values):.3f} |"
+        for name, figure in figures.items()
+        if (before := figures.get(name.replace(", ", f", {BEFORE}", 1))) is not None
+        and before is not figure
+    ]
+    if not rows:
+        return ""
+    return "\n".join(
+        [
+            "\n## Against the baseline of the same run\n",
+            "| Figure, us | Now | Baseline | Ratio |\n|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def report(figures: list[Figure], cores: int, repeats: int, seconds: float) -> str:
@@ -157,16 +217,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--output", default="docs/benchmarks.md")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="CHECKOUT", help="compare with its frontend"
+    )
     given = parser.parse_args()
     if not given.model:
         parser.error("--model is required")
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
-    run = Run(given.model, cores, given.repeats, given.seconds)
+    run = Run(given.model, cores, given.repeats, given.seconds, given.baseline)
     with tempfile.TemporaryDirectory(prefix="tokenwire-bench-") as folder:
         uvloop.run(run.all(Path(folder)))
     figures = list(run.figures.values())
     page = report(figures, len(cores), given.repeats, given.seconds)
+    page += comparison(run.figures)
     Path(given.output).parent.mkdir(parents=True, exist_ok=True)
     Path(given.output).write_text(page)
     print(page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import signal
 import socket
@@ -33,14 +34,23 @@ class Stack:
 
 @contextlib.contextmanager
 def running(
-    command: list[str], core: int, log: Path
+    command: list[str], core: int, log: Path, source: Path | None = None
 ) -> Generator[subprocess.Popen[bytes]]:
-    """Run a process of ours on one core, and end it."""
+    """Run a process of ours on one core, and end it.
+
+    Args:
+        command: Arguments of the interpreter.
+        core: Where it runs.
+        log: Where its output goes.
+        source: A folder to import ``tokenwire`` from, in place of the installed one.
+    """
+    environment = os.environ | ({"PYTHONPATH": str(source)} if source else {})
     with log.open("ab") as file:
         process = subprocess.Popen(
             ["taskset", "-c", str(core), sys.executable, *command],
             stdout=file,
             stderr=file,
+            env=environment,
         )
     try:
         yield process
@@ -54,9 +64,20 @@ def running(
 
 
 @contextlib.contextmanager
-def stack(model: str, step_ms: str, cores: list[int], folder: Path) -> Generator[Stack]:
-    """Run a worker with the given step and a frontend, and wait until it serves."""
-    announce = folder / f"worker-{step_ms}.json"
+def stack(
+    model: str,
+    step_ms: str,
+    cores: list[int],
+    folder: Path,
+    checkout: Path | None = None,
+) -> Generator[Stack]:
+    """Run a worker with the given step and a frontend, and wait until it serves.
+
+    The frontend is that of *checkout*, or the installed one.
+    """
+    name = "installed" if checkout is None else "checkout"
+    announce = folder / f"worker-{step_ms}-{name}.json"
+    source = None if checkout is None else importable(checkout, folder)
     port = free_port()
     worker = [
         *("-m", "tokenwire.worker", "--engine", "sim", "--role", "aggregated"),
@@ -79,7 +100,8 @@ def stack(model: str, step_ms: str, cores: list[int], folder: Path) -> Generator
             ),
             *("--port", str(port), "--worker", endpoint, "--log-level", "warning"),
         ]
-        with running(frontend, cores[0], folder / "frontend.log") as process:
+        log = folder / "frontend.log"
+        with running(frontend, cores[0], log, source) as process:
             wait_for(lambda: is_ready(port), process)
             yield Stack(port, process.pid, endpoint)
 
@@ -93,6 +115,17 @@ def floor(step_ms: str, cores: list[int], folder: Path) -> Generator[Stack]:
     with running(command, cores[0], folder / "floor.log") as process:
         wait_for(lambda: is_ready(port), process)
         yield Stack(port, process.pid, "")
+
+
+def importable(checkout: Path, folder: Path) -> Path:
+    """Return a folder from which ``tokenwire`` of *checkout* is imported."""
+    source = folder / "source"
+    package = source / "tokenwire"
+    if not package.exists():
+        package.mkdir(parents=True)
+        for name in ("frontend", "protocol", "worker"):
+            (package / name).symlink_to(checkout.resolve() / name)
+    return source
 
 
 def free_port() -> int:
