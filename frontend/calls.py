@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -15,9 +14,17 @@ from tokenwire.protocol.messages import Sampling
 from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
 from .job import Job
-from .nvext import SELECTOR, Selection, select
+from .nvext import SELECTOR, Nvext, Selection, root_or_nvext, select
 from .policy import Policy
 from .pool import Pool
+from .prompts import (
+    Prompt,
+    chat_prompt,
+    checked_ids,
+    echoed_message,
+    separate_prompts,
+    truncated,
+)
 from .sampling import INT_BOUND, MAX_LOGPROBS, make_sampling, stop_strings
 from .schema import (
     ChatRequest,
@@ -29,11 +36,24 @@ from .schema import (
 from .shapes import ChatShape, CompletionShape, Frame, Shape
 from .stop import StopStrings
 from .tokenizer import TextModel
+from .turns import given_by_messages, given_by_request
 
-__all__ = ["Call", "chat_call", "check_request_id", "completion_call"]
+__all__ = [
+    "Call",
+    "chat_call",
+    "check_cache_salt",
+    "check_common",
+    "check_model",
+    "check_request_id",
+    "completion_call",
+    "numbered",
+]
 
 MAX_CHOICES = 128
 """Choices of one request: OpenAI's limit of ``n``; also prompts times ``n``."""
+
+MAX_SALT_CHARS = 1_024
+"""As in vLLM; 43 are enough for 256 bits."""
 
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -63,7 +83,7 @@ async def chat_call(
     """
     request = parsed.request
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
-    _check_common(request, selection, pool, num_prompts=1)
+    check_common(request, selection, pool, num_prompts=1)
     num_top = request.top_logprobs or 0
     if request.top_logprobs is not None and not request.logprobs:
         msg = "top_logprobs needs logprobs: true"
@@ -71,10 +91,7 @@ async def chat_call(
     if not 0 <= num_top <= MAX_LOGPROBS:
         msg = f"top_logprobs must be at least 0 and at most {MAX_LOGPROBS}"
         raise bad_request(msg, "top_logprobs")
-    if request.nvext is not None and request.nvext.token_data is not None:
-        token_ids = _checked_ids(request.nvext.token_data, model, "nvext.token_data")
-    else:
-        token_ids = await _rendered(request, model, policy)
+    prompt = await _chat_prompt(request, model, policy)
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
@@ -83,7 +100,7 @@ async def chat_call(
         model,
         pool,
         selection,
-        prompts=[_Prompt(token_ids, _echoed_message(request))],
+        prompts=[prompt],
         max_tokens=max_tokens,
         logprobs=num_top if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
@@ -101,9 +118,9 @@ async def completion_call(
         ApiError: Whatever is wrong with it.
     """
     request = parsed.request
-    prompts = _prompts(request.prompt)
+    prompts = separate_prompts(request.prompt)
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
-    _check_common(request, selection, pool, num_prompts=len(prompts))
+    check_common(request, selection, pool, num_prompts=len(prompts))
     if request.best_of is not None and request.best_of != (request.n or 1):
         param = "n" if selection.completion_token_ids else "best_of"
         msg = f"best_of must equal n; nvext.extra_fields={[SELECTOR]} needs 1"
@@ -118,7 +135,7 @@ async def completion_call(
             raise bad_request(msg, "echo")
         if prompt_logprobs is None:
             prompt_logprobs = request.logprobs
-    encoded: list[_Prompt] = []
+    encoded: list[Prompt] = []
     for prompt in prompts:
         if isinstance(prompt, str):
             special = request.add_special_tokens is not False
@@ -128,9 +145,9 @@ async def completion_call(
                 raise bad_request(msg, "prompt")
             text = prompt
         else:
-            ids = _checked_ids(prompt, model, "prompt")
+            ids = checked_ids(prompt, model, "prompt")
             text = model.decode(ids, skip_special_tokens=False) if request.echo else ""
-        encoded.append(_Prompt(ids, text if request.echo else None))
+        encoded.append(Prompt(ids, text if request.echo else None))
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
     return _call(
         request,
@@ -149,12 +166,15 @@ async def completion_call(
     )
 
 
-@dataclass(slots=True, frozen=True)
-class _Prompt:
-    """A prompt as ids, and what to repeat of it before the output."""
+def check_model(name: str | None, pool: Pool) -> None:
+    """Refuse the name of another model.
 
-    token_ids: list[int]  # (num_prompt_tokens,)
-    echo: str | None = None
+    Raises:
+        ApiError: 404.
+    """
+    if name is not None and name != pool.model:
+        msg = f"The model {name!r:.200} does not exist; {pool.model!r} does"
+        raise ApiError(404, msg, param="model", code="model_not_found")
 
 
 def check_request_id(value: str, param: str) -> None:
@@ -168,13 +188,34 @@ def check_request_id(value: str, param: str) -> None:
         raise bad_request(msg, param)
 
 
-def _check_common(
+async def _chat_prompt(
+    request: ChatRequest, model: TextModel, policy: Policy
+) -> Prompt:
+    nvext = request.nvext or Nvext()
+    field = "required_prefix_token_ids"
+    required = root_or_nvext(
+        request.required_prefix_token_ids, nvext.required_prefix_token_ids, field
+    )
+    echo = echoed_message(request) if request.echo else None
+    if nvext.token_data is not None:
+        if required is not None:
+            msg = f"{field} and nvext.token_data exclude each other"
+            raise bad_request(msg, field)
+        token_ids = checked_ids(nvext.token_data, model, "nvext.token_data")
+        return Prompt(token_ids, echo)
+    if required is None:
+        given = given_by_messages(request.messages)
+    else:
+        given = given_by_request(request.messages, required, field)
+    prompt = await chat_prompt(request, model, policy, given=given)
+    return replace(prompt, echo=echo)
+
+
+def check_common(
     request: CommonRequest, selection: Selection, pool: Pool, *, num_prompts: int
 ) -> None:
     """Check what needs no tokens."""
-    if request.model is not None and request.model != pool.model:
-        msg = f"The model {request.model!r:.200} does not exist; {pool.model!r} does"
-        raise ApiError(404, msg, param="model", code="model_not_found")
+    check_model(request.model, pool)
     if request.request_id is not None:
         check_request_id(request.request_id, "request_id")
     n = 1 if request.n is None else request.n
@@ -219,7 +260,7 @@ def _call(
     pool: Pool,
     selection: Selection,
     *,
-    prompts: list[_Prompt],
+    prompts: list[Prompt],
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
@@ -234,6 +275,8 @@ def _call(
     jobs: list[tuple[Job, Fold]] = []
     if selection.prompt_logprobs and prompt_logprobs is None:
         prompt_logprobs = 0  # each prompt token's own
+    prompts = [_cut(request, prompt, model, max_model_len) for prompt in prompts]
+    cache_salt = _cache_salt(request)
     for prompt in prompts:
         token_ids = prompt.token_ids
         sampling = make_sampling(
@@ -248,10 +291,10 @@ def _call(
         for number in range(request.n or 1):
             job = Job(
                 token_ids,
-                _numbered(sampling, number),
+                numbered(sampling, number),
                 echo_prompt=selection.needs_prompt_ids,
                 priority=request.priority or 0,
-                cache_salt=request.cache_salt,
+                cache_salt=cache_salt,
                 prompt_only=prompt_only,
             )
             jobs.append((job, _fold(request, model, token_ids, strings, sampling)))
@@ -269,6 +312,7 @@ def _call(
         num_logprobs=logprobs,
         num_prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        prefix=prompts[0].prefix,
     )
     return Call(
         response_id,
@@ -283,7 +327,47 @@ def _call(
     )
 
 
-def _numbered(sampling: Sampling, number: int) -> Sampling:
+def _cut(
+    request: CommonRequest, prompt: Prompt, model: TextModel, max_model_len: int
+) -> Prompt:
+    """Return *prompt* within the bound that the request sets."""
+    nvext = request.nvext or Nvext()
+    limit = root_or_nvext(
+        request.truncate_prompt_tokens,
+        nvext.truncate_prompt_tokens,
+        "truncate_prompt_tokens",
+    )
+    token_ids = truncated(
+        prompt.token_ids, limit, request.truncation_side, max_model_len
+    )
+    if len(token_ids) == len(prompt.token_ids):
+        return prompt
+    if prompt.prefix is not None:
+        msg = "truncate_prompt_tokens would cut the ids that the prompt must start with"
+        raise bad_request(msg, "truncate_prompt_tokens")
+    echo = prompt.echo and model.decode(token_ids, skip_special_tokens=False)
+    return Prompt(token_ids, echo)
+
+
+def _cache_salt(request: CommonRequest) -> str | None:
+    nvext = request.nvext or Nvext()
+    salt = root_or_nvext(request.cache_salt, nvext.cache_salt, "cache_salt")
+    check_cache_salt(salt)
+    return salt
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """Refuse a salt that vLLM refuses.
+
+    Raises:
+        ApiError: 400.
+    """
+    if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARS:
+        msg = f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, not {len(salt)}"
+        raise bad_request(msg, "cache_salt")
+
+
+def numbered(sampling: Sampling, number: int) -> Sampling:
     """Return the parameters of one of ``n`` choices: seeds differ, as in vLLM."""
     if sampling.seed is None or number == 0:
         return sampling
@@ -304,111 +388,3 @@ def _fold(
         prompt_token_ids, skip_special_tokens=request.skip_special_tokens is not False
     )
     return Fold(detokenizer, stop, sampling.min_tokens)
-
-
-def _echoed_message(request: ChatRequest) -> str | None:
-    """Return what ``echo`` repeats: the last message, if the output goes on with it."""
-    if not request.echo or not request.messages:
-        return None
-    last = request.messages[-1]
-    if last.get("role") != "assistant":
-        return None
-    content: str = _message(last, len(request.messages) - 1)["content"]
-    return content
-
-
-async def _rendered(
-    request: ChatRequest, model: TextModel, policy: Policy
-) -> list[int]:
-    if request.chat_template is not None and not policy.trust_chat_template:
-        msg = (
-            "chat_template is refused: the operator has not set "
-            "--trust-request-chat-template"
-        )
-        raise bad_request(msg, "chat_template")
-    if not request.messages:
-        msg = "messages must not be empty"
-        raise bad_request(msg, "messages")
-    continued = bool(request.continue_final_message)
-    generation_prompt = request.add_generation_prompt
-    if generation_prompt is None:
-        generation_prompt = not continued
-    elif generation_prompt and continued:
-        msg = "continue_final_message and add_generation_prompt exclude each other"
-        raise bad_request(msg, "continue_final_message")
-    text = model.render_chat(
-        [_message(message, n) for n, message in enumerate(request.messages)],
-        add_generation_prompt=generation_prompt,
-        continue_final_message=continued,
-        template_kwargs=request.chat_template_kwargs or {},
-        documents=request.documents,
-        chat_template=request.chat_template,
-    )
-    special = bool(request.add_special_tokens)  # the template writes its own
-    token_ids = await model.encode(text, add_special_tokens=special)
-    if not token_ids:
-        msg = "the messages have no tokens"
-        raise bad_request(msg, "messages")
-    return token_ids
-
-
-def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return *message* with text parts joined, as templates expect it."""
-    where = f"messages[{number}]"
-    if not isinstance(message.get("role"), str):
-        msg = f"{where}.role must be a string"
-        raise bad_request(msg, f"{where}.role")
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return {**message, "content": content or ""}
-    if not isinstance(content, list):
-        msg = f"{where}.content must be a string or a list of parts"
-        raise bad_request(msg, f"{where}.content")
-    texts: list[str] = []
-    for part in cast("list[object]", content):
-        text: object = None
-        if isinstance(part, dict):
-            fields = cast("dict[str, object]", part)
-            text = fields.get("text") if fields.get("type", "text") == "text" else None
-        if not isinstance(text, str):
-            msg = f"{where}.content: only text parts are supported"
-            raise bad_request(msg, f"{where}.content")
-        texts.append(text)
-    return {**message, "content": "\n".join(texts)}
-
-
-def _prompts(prompt: str | list[Any]) -> list[str | list[Any]]:
-    """Return the prompts of a completion request."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        msg = "You must pass at least one prompt"
-        raise bad_request(msg, "prompt")
-    first = prompt[0]
-    kind = str if isinstance(first, str) else list
-    if isinstance(first, str | list):
-        if not all(isinstance(one, kind) for one in prompt):
-            msg = "prompt mixes strings and lists"
-            raise bad_request(msg, "prompt")
-        return list(prompt)
-    return [prompt]
-
-
-def _checked_ids(token_ids: list[Any], model: TextModel, field: str) -> list[int]:
-    """Return *token_ids* if all are ids of the vocabulary.
-
-    Raises:
-        ApiError: 400, naming the first that is not.
-    """
-    if not token_ids:
-        msg = f"{field} must not be empty"
-        raise bad_request(msg, field)
-    bound = model.vocab_size
-    for token_id in token_ids:
-        if type(token_id) is not int:  # a boolean is an int, but no id
-            msg = f"{field}: {token_id!r:.40} is not a token id"
-            raise bad_request(msg, field)
-        if not 0 <= token_id < bound:
-            msg = f"Token id {token_id} is out of vocabulary (0..{bound - 1})"
-            raise bad_request(msg, field)
-    return token_ids

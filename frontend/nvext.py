@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
 from .errors import bad_request
 
-__all__ = ["SELECTOR", "Nvext", "Placement", "Selection", "fold_alias", "select"]
+__all__ = [
+    "SELECTOR",
+    "Nvext",
+    "Placement",
+    "Selection",
+    "fold_alias",
+    "root_or_nvext",
+    "select",
+]
 
 SELECTOR = "completion_token_ids"
 """Selects the trio: completion ids, prompt ids and ``kv_transfer_params``."""
-
-_KEYS = {"extra_fields", "token_data"}
 
 
 class Placement(StrEnum):
@@ -40,6 +46,27 @@ class Nvext(msgspec.Struct):
 
     extra_fields: list[str] | None = None
     token_data: list[int] | None = None  # (num_prompt_tokens,), instead of messages
+    # Also at the root of a request:
+    cache_salt: str | None = None
+    required_prefix_token_ids: list[int] | None = None  # (num_kept,), see ``turns``
+    truncate_prompt_tokens: int | None = None
+
+
+_KEYS = set(Nvext.__struct_fields__)
+
+T = TypeVar("T")
+
+
+def root_or_nvext(root: T | None, nested: T | None, field: str) -> T | None:
+    """Return the value of a field that may stand in both places.
+
+    Raises:
+        ApiError: 400, it stands in both and differs.
+    """
+    if root is not None and nested is not None and root != nested:
+        msg = f"{field} and nvext.{field} differ"
+        raise bad_request(msg, field)
+    return nested if root is None else root
 
 
 @dataclass(slots=True, frozen=True)

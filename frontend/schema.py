@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -16,7 +16,10 @@ __all__ = [
     "CompletionRequest",
     "Parsed",
     "StreamOptions",
+    "convert",
     "parse_body",
+    "parse_object",
+    "typed",
 ]
 
 
@@ -63,6 +66,8 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
@@ -83,6 +88,7 @@ class ChatRequest(CommonRequest, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    required_prefix_token_ids: list[int] | None = None  # (num_kept,), see ``turns``
 
 
 class CompletionRequest(CommonRequest, kw_only=True):
@@ -94,6 +100,7 @@ class CompletionRequest(CommonRequest, kw_only=True):
 
 
 R = TypeVar("R", ChatRequest, CompletionRequest)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Parsed(NamedTuple, Generic[R]):
@@ -116,6 +123,39 @@ def parse_body(
     Raises:
         ApiError: 400: not JSON, not an object, an unknown field, a wrong type.
     """
+    fields = parse_object(data)
+    by_alias = fold_alias(fields)
+    check_keys(fields.get("nvext"))
+    return Parsed(typed(fields, kind, ignore_unknown=ignore_unknown), by_alias)
+
+
+def convert(fields: dict[str, object], kind: type[S], where: str = "") -> S:
+    """Return *fields* as the type they should have.
+
+    Args:
+        fields: Of a JSON object.
+        kind: Its type.
+        where: The path of that object, with a dot at its end.
+
+    Raises:
+        ApiError: 400, a wrong type.
+    """
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        path = _path(message)
+        if where:
+            message = message.replace("`$.", f"`$.{where}")
+        raise bad_request(message, path and where + path) from error
+
+
+def parse_object(data: bytes) -> dict[str, object]:
+    """Return the object in a body.
+
+    Raises:
+        ApiError: 400: not JSON, or not an object.
+    """
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -124,18 +164,21 @@ def parse_body(
     if not isinstance(body, dict):
         msg = "the body must be a JSON object"
         raise bad_request(msg)
-    fields = cast("dict[str, object]", body)
-    by_alias = fold_alias(fields)
+    return cast("dict[str, object]", body)
+
+
+def typed(fields: dict[str, object], kind: type[S], *, ignore_unknown: bool) -> S:
+    """Return an object's fields as a request.
+
+    Raises:
+        ApiError: 400: an unknown field, one that is not supported, a wrong type.
+    """
     drop_neutral(fields)
     unknown = sorted(fields.keys() - set(kind.__struct_fields__))
     if unknown and not ignore_unknown:
         msg = f"unknown fields: {', '.join(unknown)}"
         raise bad_request(msg, unknown[0])
-    check_keys(fields.get("nvext"))
-    try:
-        return Parsed(msgspec.convert(fields, kind), by_alias)
-    except msgspec.ValidationError as error:
-        raise bad_request(str(error), _path(str(error))) from error
+    return convert(fields, kind)
 
 
 def _path(message: str) -> str | None:

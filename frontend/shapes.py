@@ -24,6 +24,7 @@ from .logprobs import (
 )
 from .nvext import Placement, Selection
 from .tokenizer import TextModel
+from .turns import Prefix
 
 __all__ = ["ChatShape", "CompletionShape", "Finished", "Frame", "Shape", "usage"]
 
@@ -56,6 +57,7 @@ class Frame:
     num_logprobs: int | None = None  # alternatives per token; None: not asked for
     num_prompt_logprobs: int | None = None
     tokens_as_ids: bool = False
+    prefix: Prefix | None = None  # ids of earlier turns, kept
 
     def prompt_of(self, index: int) -> list[int]:
         """Return the prompt of a choice."""
@@ -277,6 +279,8 @@ class _Shape:
             nvext["prompt_logprobs"] = prompt_logprobs(
                 end.prompt_logprobs, frame.text_model, frame.num_prompt_logprobs or 0
             )
+        if frame.prefix is not None:
+            nvext["prefix"] = frame.prefix
         if self._engine_data is not None:
             nvext["engine_data"] = self._engine_data.body(end.prompt_token_ids)
         return nvext

@@ -59,16 +59,19 @@ class TextModel:
         chat_template: str | None,
         special_tokens: dict[str, str],
         sampling_defaults: SamplingDefaults,
+        end_ids: frozenset[int] = frozenset(),
         executor: Executor | None = None,
     ) -> None:
         self.sha256 = sha256
         self.vocab_size = vocab_size
         self.sampling_defaults = sampling_defaults
+        self.end_ids = end_ids
+        """Ids that end an answer."""
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._special_tokens = special_tokens
         self._executor = executor
-        self._special_ids = frozenset(
+        self.special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
@@ -110,6 +113,7 @@ class TextModel:
         template_kwargs: dict[str, Any],
         documents: list[dict[str, Any]] | None = None,
         chat_template: str | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """Return the conversation as the model's prompt text.
 
@@ -120,6 +124,7 @@ class TextModel:
             template_kwargs: What the template may name beside.
             documents: What the template may quote.
             chat_template: Used in place of the model's.
+            tools: What the model may call.
 
         Raises:
             ApiError: 400: no template, or the template refuses the messages.
@@ -133,6 +138,7 @@ class TextModel:
                 conversations=[list(messages)],
                 chat_template=template,
                 documents=documents,
+                tools=list(tools) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **{**self._special_tokens, **template_kwargs},
@@ -149,7 +155,7 @@ class TextModel:
     ) -> Detokenizer:
         """Return a fresh detokenizer for the output that follows a prompt."""
         if self._pieces is not None:
-            skip = self._special_ids if skip_special_tokens else frozenset[int]()
+            skip = self.special_ids if skip_special_tokens else frozenset[int]()
             return ByteDetokenizer(self._pieces, skip)
         return StreamDetokenizer(
             self._tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens
@@ -161,11 +167,37 @@ class TextModel:
             return self._pieces[token_id] if token_id < len(self._pieces) else b""
         return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
+    def is_blank(self, token_id: int) -> bool:
+        """Return whether a token is white space, or nothing."""
+        return not self.token_bytes(token_id).strip()
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary's entries; empty for an id that it has no entry for."""
+        piece = self._tokenizer.id_to_token
+        return [piece(token_id) or "" for token_id in token_ids]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of *token_ids*, as the tokenizer's library decodes it."""
         return self._tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens
         )
+
+    async def decode_any(self, token_ids: list[int]) -> str:
+        """Return the text of *token_ids*, special tokens too.
+
+        Many ids do not hold the event loop.
+        """
+        if len(token_ids) <= INLINE_CHARS:
+            return self.decode(token_ids, skip_special_tokens=False)
+        loop = asyncio.get_running_loop()
+        [text] = await loop.run_in_executor(
+            self._executor,
+            # ``decode`` holds the GIL, this does not.
+            lambda: self._tokenizer.decode_batch(
+                [token_ids], skip_special_tokens=False
+            ),
+        )
+        return text
 
 
 class StreamDetokenizer:
@@ -249,13 +281,15 @@ def load_model(path: str, executor: Executor | None = None) -> TextModel:
         generation = _read_json(folder / "generation_config.json", missing={})
         settings = _read_json(folder / "tokenizer_config.json", missing={})
         vocab_size = int(config.get("text_config", config)["vocab_size"])
+        special_tokens = _special_tokens(settings)
         return TextModel(
             tokenizer,
             sha256=hashlib.sha256(data).hexdigest(),
             vocab_size=vocab_size,
             chat_template=_chat_template(folder, settings),
-            special_tokens=_special_tokens(settings),
+            special_tokens=special_tokens,
             sampling_defaults=msgspec.convert(generation, SamplingDefaults),
+            end_ids=_end_ids(tokenizer, special_tokens, config, generation),
             executor=executor,
         )
     except OSError as error:
@@ -316,6 +350,17 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
             if isinstance(text, str):
                 tokens[key] = text
     return tokens
+
+
+def _end_ids(
+    tokenizer: Tokenizer, special_tokens: dict[str, str], *settings: dict[str, Any]
+) -> frozenset[int]:
+    """Return every id that ends an answer, whoever says so."""
+    ends = {tokenizer.token_to_id(special_tokens.get("eos_token", ""))}
+    for file in settings:
+        given = file.get("eos_token_id")
+        ends |= set(cast("list[int]", given)) if isinstance(given, list) else {given}
+    return frozenset(one for one in ends if isinstance(one, int))
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
