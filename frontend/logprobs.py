@@ -16,6 +16,7 @@ __all__ = [
     "completion_logprobs",
     "echoed_logprobs",
     "prompt_logprobs",
+    "ranked_rows",
     "sampled_logprobs",
 ]
 
@@ -166,6 +167,16 @@ def prompt_logprobs(
 def sampled_logprobs(logprobs: Logprobs) -> list[float]:
     """Return the sampled tokens' log probabilities."""
     return [row[0][1] for row in _rows(logprobs)]
+
+
+def ranked_rows(logprobs: Logprobs) -> Iterator[list[tuple[int, float, int]]]:
+    """Yield (id, logprob, rank) of each token's candidates, the sampled first."""
+    ranks = unpack_ids(logprobs.ranks)
+    start = 0
+    for row in _rows(logprobs):
+        end = start + len(row)
+        yield [(*one, rank) for one, rank in zip(row, ranks[start:end], strict=True)]
+        start = end
 
 
 def _rows(logprobs: Logprobs) -> Iterator[list[tuple[int, float]]]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from importlib import metadata
 
 import msgspec
 from aiohttp import web
@@ -14,12 +17,21 @@ from tokenwire.protocol.messages import Role
 from .calls import Call, chat_call, check_request_id, completion_call
 from .config import Config
 from .errors import ApiError, bad_request, overloaded, unavailable
+from .generate import GenerateRequest, generate_call
 from .link import Link
 from .metrics import CONTENT_TYPE, Metrics
+from .policy import Policy
 from .pool import Pool
-from .schema import ChatRequest, CompletionRequest, parse_body
+from .schema import (
+    ChatRequest,
+    CompletionRequest,
+    parse_body,
+    parse_object,
+    typed,
+)
 from .session import Session
 from .tokenizer import TextModel
+from .tokens import detokenize, render_chat, render_completion, tokenize
 
 __all__ = ["Server"]
 
@@ -28,6 +40,27 @@ _log = logging.getLogger(__name__)
 REQUEST_ID = "X-Request-Id"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PlainAnswer = Callable[[bytes, TextModel, Pool, Policy], Awaitable[bytes]]
+
+_PLAIN_ROUTES: dict[str, PlainAnswer] = {
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    "/v1/chat/completions/render": render_chat,
+    "/v1/completions/render": render_completion,
+}
+
+_PERMISSIONS = {
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+"""What vLLM says of every model; OpenAI itself has left the list off."""
 
 
 class Server:
@@ -60,12 +93,16 @@ class Server:
         )
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/inference/v1/generate", self._tokens_out)
+        for path, answer in _PLAIN_ROUTES.items():
+            app.router.add_post(path, partial(self._plain, answer))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._one_model)
         app.router.add_get("/health", self._health)
         app.router.add_get("/live", self._live)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._serve_metrics)
+        app.router.add_get("/version", self._version)
         return app
 
     async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
@@ -107,9 +144,48 @@ class Server:
         )
         return await completion_call(parsed, self._model, self._pool, policy)
 
+    async def _tokens_out(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, self._tokens_call)
+
+    async def _tokens_call(self, body: bytes) -> Call:
+        ignore_unknown = self._policy.ignore_unknown_fields
+        parsed = typed(
+            parse_object(body), GenerateRequest, ignore_unknown=ignore_unknown
+        )
+        return generate_call(parsed, self._model, self._pool)
+
     async def _generate(
         self, request: web.Request, prepare: Callable[[bytes], Awaitable[Call]]
     ) -> web.StreamResponse:
+        with self._admitted(request):
+            call = await prepare(await request.read())
+            self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
+            session = Session(call, self._pool, self._metrics)
+            headers = _echoed(request)
+            if call.client_request_id is not None:
+                headers.setdefault(REQUEST_ID, call.client_request_id)
+            if not call.stream:
+                return await session.whole(headers)
+            timeout_s = self._config.client_write_timeout_s
+            return await session.streamed(request, headers, timeout_s)
+
+    async def _plain(self, answer: PlainAnswer, request: web.Request) -> web.Response:
+        """Answer what no worker is asked about."""
+        with self._admitted(request):
+            body = await answer(
+                await request.read(), self._model, self._pool, self._policy
+            )
+            return web.Response(
+                body=body, content_type="application/json", headers=_echoed(request)
+            )
+
+    @contextmanager
+    def _admitted(self, request: web.Request) -> Generator[None]:
+        """Count a request as being served.
+
+        Raises:
+            ApiError: 429 or 503, this frontend takes no more; 415, it is not JSON.
+        """
         limit = self._config.max_inflight_requests
         if self._draining:
             raise unavailable("this frontend is shutting down", code="draining")
@@ -122,16 +198,7 @@ class Server:
         self._num_inflight += 1
         self._idle.clear()
         try:
-            call = await prepare(await request.read())
-            self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
-            session = Session(call, self._pool, self._metrics)
-            headers = _echoed(request)
-            if call.client_request_id is not None:
-                headers.setdefault(REQUEST_ID, call.client_request_id)
-            if not call.stream:
-                return await session.whole(headers)
-            timeout_s = self._config.client_write_timeout_s
-            return await session.streamed(request, headers, timeout_s)
+            yield
         finally:
             self._num_inflight -= 1
             if not self._num_inflight:
@@ -159,7 +226,19 @@ class Server:
             "root": self._pool.model,
             "parent": None,
             "max_model_len": self._pool.max_model_len,
+            "permission": [
+                {
+                    "id": f"modelperm-{self._pool.incarnation}",
+                    "object": "model_permission",
+                    "created": self._started,
+                    **_PERMISSIONS,
+                }
+            ],
         }
+
+    async def _version(self, request: web.Request) -> web.Response:
+        del request
+        return _json({"version": metadata.version("tokenwire")})
 
     async def _live(self, request: web.Request) -> web.Response:
         del request
