@@ -4,6 +4,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
 VENV ?= .venv
+# Where other people's clients are installed, for the tests.
+CLIENTS_VENV ?= .venv-clients
 # The engine to install: cpu, or gpu (CUDA). An environment keeps the one it has.
 EXTRA ?= $(if $(wildcard $(VENV)/.setup-gpu),gpu,cpu)
 
@@ -32,11 +34,11 @@ WITHOUT_ENGINE := tests/unit tests/contract tests/faults
 
 # Without caches of compiled modules, an engine takes a minute longer to start.
 export PYTHONDONTWRITEBYTECODE :=
-export VENV
+export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sim setup-dev run test check lint fmt types unit engine-test \
-	bench model tree lock clean
+.PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
+	engine-test bench model tree lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -49,6 +51,9 @@ setup-sim:  ## Install tokenwire with the simulated engine alone: no torch.
 
 setup-dev:  ## Install what tests and checks need.
 	@$(SETUP) dev
+
+setup-clients:  ## Install other people's clients, for the tests, into .venv-clients.
+	@VENV=$(CLIENTS_VENV) scripts/setup.sh clients
 
 model: setup-sim  ## Build the demo model into the user's cache and print its path.
 	@$(DEMO_MODEL)
@@ -64,7 +69,7 @@ run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS MOD
 		$(if $(FRONTENDS),--frontends '$(FRONTENDS)') \
 		$(if $(ENGINE_ARGS),-- $(ENGINE_ARGS))
 
-test:  ## Run all tests, those on the real engine last.
+test: setup-clients  ## Run all tests, those on the real engine last.
 	@$(SETUP) $(EXTRA) dev
 	@export TOKENWIRE_DEMO_MODEL=$$($(DEMO_MODEL)); \
 	$(BIN)/pytest $(WITHOUT_ENGINE) $(PYTEST); \
@@ -90,7 +95,7 @@ unit: setup-dev  ## Run unit, contract and fault tests, with branch coverage.
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --omit='worker/vllm/*'  # that runs on a real engine only
 
-engine-test:  ## Run the tests on a real vLLM engine.
+engine-test: setup-clients  ## Run the tests on a real vLLM engine.
 	@$(SETUP) $(EXTRA) dev
 	@export TOKENWIRE_DEMO_MODEL=$$($(DEMO_MODEL)); $(BIN)/pytest -m engine $(PYTEST)
 
@@ -109,8 +114,12 @@ lock:  ## Resolve all requirements anew into requirements/*.lock.
 	build/lock/bin/pip install --quiet packaging '.[cpu]' $$($(BIN)/python -c \
 		'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"])')
 	build/lock/bin/python scripts/lock.py
+	@rm -rf build/lock && $(BIN)/python -m venv build/lock
+	build/lock/bin/pip install --quiet packaging $$($(BIN)/python -c \
+		'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["clients"])')
+	build/lock/bin/python scripts/lock.py clients
 
 clean:  ## Remove what the others made here, but not the cached model.
-	rm -rf .venv build dist *.egg-info .coverage .coverage.* .hypothesis \
+	rm -rf .venv .venv-clients build dist *.egg-info .coverage .coverage.* .hypothesis \
 		.mypy_cache .pytest_cache .ruff_cache
 	find $(PACKAGES) scripts tests -name __pycache__ -prune -exec rm -rf {} +

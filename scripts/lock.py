@@ -6,6 +6,9 @@ to the one before, names every package it needs, and is installed with `--no-dep
 - `base.lock`: what tokenwire itself requires (no torch).
 - `cpu.lock`: what the extra `cpu` adds, for an engine without a GPU.
 - `dev.lock`: what the group `dev` adds to `base.lock`.
+
+`lock.py clients` writes `clients.lock` instead, from an environment that has the group
+`clients` alone: those clients ask for other versions than we do.
 """
 
 from __future__ import annotations
@@ -82,6 +85,11 @@ def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     try:
+        if sys.argv[1:] == ["clients"]:
+            clients = closure(project["dependency-groups"]["clients"])
+            title = "Other people's clients, for the tests; in their own environment"
+            write(ROOT / "requirements/clients.lock", title, clients.values())
+            return 0
         base = closure([*project["project"]["dependencies"], *BUILD])
         cpu = closure(extras["cpu"])
         dev = closure(project["dependency-groups"]["dev"])

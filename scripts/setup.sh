@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Bring the virtual environment up to date: setup.sh [cpu | gpu] [dev]
+# Bring the virtual environment up to date: setup.sh [cpu | gpu] [dev], or setup.sh clients
 #
-#   base  (always) tokenwire, with all that the simulated engine needs; no torch
-#   cpu   the vLLM engine for CPUs, pinned
-#   gpu   the vLLM engine for CUDA, as pip resolves it
-#   dev   tests and checks
+#   base     (always) tokenwire, with all that the simulated engine needs; no torch
+#   cpu      the vLLM engine for CPUs, pinned
+#   gpu      the vLLM engine for CUDA, as pip resolves it
+#   dev      tests and checks
+#   clients  other people's clients, alone in their environment: they want other versions
 #
 # VENV    the environment (.venv)
 # PYTHON  the interpreter it is made of (python3.11, else python3)
@@ -73,12 +74,16 @@ make_venv() {
     "$python" -m venv --clear "$VENV"
 }
 
-install_base() {
-    make_venv
+fetch_uv() {
     if [[ ! -x $VENV/bin/uv ]] && ! has_own_index; then
         say "fetching uv"
         pip install --quiet --no-compile "$UV" || say "no uv"
     fi
+}
+
+install_base() {
+    make_venv
+    fetch_uv
     say "installing tokenwire and what it needs"
     install_lock requirements/base.lock
     pip install --quiet --no-deps --no-build-isolation --no-compile --editable .
@@ -134,15 +139,24 @@ install_dev() {
     install_lock requirements/dev.lock
 }
 
+install_clients() {
+    make_venv
+    fetch_uv
+    say "installing other people's clients"
+    install_lock requirements/clients.lock
+}
+
 parts=(base)
 missing=()
 for part; do
     case $part in
         base) ;;
         cpu | gpu | dev) parts+=("$part") ;;
-        *) fail "no part is called $part: base, cpu, gpu, dev" ;;
+        clients) parts=(clients) ;;
+        *) fail "no part is called $part: base, cpu, gpu, dev, clients" ;;
     esac
 done
+[[ ${parts[0]} == base || $# == 1 ]] || fail "clients have an environment of their own"
 for part in "${parts[@]}"; do
     is_done "$part" || missing+=("$part")
 done

@@ -8,18 +8,18 @@ import re
 import signal
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from openai import AsyncOpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from support.up import Up, until, up
+from support.real_stack import LOAD_S, NAME, PAIR, prompt_of
+from support.up import Up, until
 from support.vllm_engine import (
     MODEL,
     PROMPT_TOKENS,
@@ -31,49 +31,9 @@ from support.vllm_engine import (
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 session = pytest.mark.asyncio(loop_scope="session")
 
-NAME = "smollm2"
-PAIR = {"prefill": 1, "decode": 1}
-LOAD_S = (
-    300.0  # two engines on two cores: 60-90 s, on a busy machine several times that
-)
 EMPTY_S = 2.0
 EOS = 2
 IDS = {"return_token_ids": True}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
-    """A prefill and a decode worker over NIXL, in fp32."""
-    async with up(
-        MODEL,
-        tmp_path_factory.mktemp("pair"),
-        engine="vllm",
-        workers=PAIR,
-        timeout_s=LOAD_S,
-        engine_arguments=(
-            *("--dtype", "float32", "--max-model-len", "2048"),
-            # Short steps: an abort takes effect between two of them.
-            *("--max-num-batched-tokens", "256"),
-        ),
-        name=NAME,
-    ) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def client(pair: Up) -> AsyncIterator[AsyncOpenAI]:
-    """The official client."""
-    async with AsyncOpenAI(
-        base_url=pair.url + "/v1", api_key="none", max_retries=0, timeout=120
-    ) as made:
-        yield made
-
-
-def prompt_of(length: int) -> list[int]:
-    """Return a prompt of *length* ids, unlike those of other lengths."""
-    return [1_000 + (length * 7_919 + n * 104_729) % 40_000 for n in range(length)]
-
-
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 

@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("frontend", "worker", "protocol", "deploy")
-LOCKS = ("base", "cpu", "dev")
+LOCKS = ("base", "cpu", "dev")  # all fit into one environment
+CLIENTS = "clients"  # an environment of its own
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_installed_packages_come_from_here() -> None:
         assert Path(spec.origin).resolve() == ROOT / top / "__init__.py"
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", [*LOCKS, CLIENTS])
 def test_locks_hold_exact_versions_and_nothing_else(lock: str) -> None:
     """A lock names no host, no path and no range, so it works behind any index."""
     lines = (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines()
@@ -114,6 +115,8 @@ def test_locks_hold_what_pyproject_asks_for(project: dict[str, Any]) -> None:
         assert requirement.endswith("==" + cpu[name_of(requirement)]), requirement
     for requirement in project["dependency-groups"]["dev"]:
         assert name_of(requirement) in base | dev, requirement
+    for requirement in project["dependency-groups"]["clients"]:
+        assert requirement.endswith("==" + pins(CLIENTS)[name_of(requirement)])
 
 
 def test_locks_agree() -> None:

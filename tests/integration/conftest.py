@@ -1,0 +1,42 @@
+"""The pair of real engines, loaded once for all modules that use it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from support.real_stack import LOAD_S, NAME, PAIR
+from support.up import Up, up
+from support.vllm_engine import MODEL
+
+
+# Of the folder, not of the session: the tests of other folders want the machine.
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
+    """A prefill and a decode worker over NIXL, in fp32."""
+    async with up(
+        MODEL,
+        tmp_path_factory.mktemp("pair"),
+        engine="vllm",
+        workers=PAIR,
+        timeout_s=LOAD_S,
+        engine_arguments=(
+            *("--dtype", "float32", "--max-model-len", "2048"),
+            # Short steps: an abort takes effect between two of them.
+            *("--max-num-batched-tokens", "256"),
+        ),
+        name=NAME,
+    ) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def client(pair: Up) -> AsyncIterator[AsyncOpenAI]:
+    """The official client."""
+    async with AsyncOpenAI(
+        base_url=pair.url + "/v1", api_key="none", max_retries=0, timeout=120
+    ) as made:
+        yield made
