@@ -194,7 +194,9 @@ def _rows(logprobs: Logprobs) -> Iterator[list[tuple[int, float]]]:
 
 def _top(row: list[tuple[int, float]], num_top: int) -> list[tuple[int, float]]:
     """Return the most likely candidates, most likely first, none twice."""
-    best = sorted(dict(row).items(), key=lambda one: -one[1])
+    # The first of two counts: what fills a row up repeats the sampled token with -inf.
+    once = dict(reversed(row))
+    best = sorted(((one, once[one]) for one in dict(row)), key=lambda one: -one[1])
     return best[:num_top]
 
 

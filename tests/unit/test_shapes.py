@@ -162,6 +162,15 @@ def test_the_sampled_token_is_listed_once() -> None:
     assert [top["token"] for top in entry["top_logprobs"]] == ["b", "a"]
 
 
+def test_what_fills_a_row_up_hides_no_number() -> None:
+    """A short row repeats its sampled token with -inf; the number is the first one's."""
+    rows = record([(A, -1.0), (B, -0.5), (A, float("-inf"))])
+    body = chat_logprobs(rows, MODEL, 3, as_ids=False)
+
+    [entry] = json.loads(json.dumps(body))["content"]
+    assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -1.0]
+
+
 def test_tokens_can_be_written_as_ids() -> None:
     """``return_tokens_as_token_ids`` writes token_id:N everywhere."""
     body = completion_logprobs(record([(A, -1.0)]), MODEL, 1, 4, as_ids=True)
