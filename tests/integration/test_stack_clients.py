@@ -217,16 +217,17 @@ async def test_the_openai_client_validates_strictly(pair: Up) -> None:
 async def test_a_chat_keeps_its_turns_exact(pair: Up, client: AsyncOpenAI) -> None:
     """Ids sent back as NeMo Gym does: the prompt begins with them, and they are cached.
 
-    The first answer is cut inside a word, where re-tokenizing has no reason to agree.
+    A model that writes at random writes tokens that no tokenizer would have made.
     """
     del pair
     question = {"role": "user", "content": "Tell me a long story about a lighthouse."}
     request: dict[str, Any] = {
-        "model": NAME, "max_tokens": 150, "temperature": 1.3, "seed": 11,
+        "model": NAME, "max_tokens": 100, "temperature": 1.3, "seed": 11,
         "extra_body": {"return_token_ids": True},
     }  # fmt: skip
     messages: list[Any] = [question]
     history: list[int] = []
+    drifted: list[bool] = []
     num_computed = 0
     for _ in range(3):
         create = client.chat.completions.create
@@ -236,6 +237,7 @@ async def test_a_chat_keeps_its_turns_exact(pair: Up, client: AsyncOpenAI) -> No
         if history:
             assert prompt[: len(history)] == history
             assert nvext["prefix"]["kept"] == len(history)
+            drifted.append(nvext["prefix"]["drifted"])
             assert reply.usage is not None
             assert reply.usage.prompt_tokens_details is not None
             cached = reply.usage.prompt_tokens_details.cached_tokens or 0
@@ -250,3 +252,4 @@ async def test_a_chat_keeps_its_turns_exact(pair: Up, client: AsyncOpenAI) -> No
             "generation_token_ids": ids,
         }
         messages += [said, {"role": "user", "content": "Go on."}]
+    assert any(drifted)
