@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S, MAX_MESSAGE_BYTES
-from tokenwire.protocol.settings import SettingsParser
+from tokenwire.protocol.settings import SettingsParser, port, seconds, whole_number
 
 from .nvext import Placement
 from .policy import Policy
@@ -61,9 +61,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         default="127.0.0.1",
         help="address to listen on (default: %(default)s)",
     )
-    add(
-        "--port", type=_port, default=8000, help="port; 0: any free one (default: 8000)"
-    )
+    add("--port", type=port, default=8000, help="port; 0: any free one (default: 8000)")
     add(
         "--reuse-port",
         action="store_true",
@@ -91,26 +89,26 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     add("--frontend-id", help="this frontend's name in logs (default: random)")
     add(
         "--max-inflight-requests",
-        type=_positive,
+        type=whole_number(1),
         default=4096,
         help="generation requests served at once; more get 429 (default: %(default)s)",
     )
     add(
         "--max-body-bytes",
-        type=_positive,
+        type=whole_number(1),
         default=MAX_MESSAGE_BYTES,
         help="larger request bodies get 413 (default: %(default)s)",
     )
     add(
         "--client-write-timeout-s",
-        type=_seconds,
+        type=seconds(),
         default=60.0,
         metavar="S",
         help="a client that reads nothing for so long is dropped (default: %(default)s)",
     )
     add(
         "--heartbeat-timeout-s",
-        type=_seconds,
+        type=seconds(),
         default=HEARTBEAT_TIMEOUT_S,
         metavar="S",
         help="a worker that is silent for so long is lost; a closed connection is "
@@ -118,7 +116,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     )
     add(
         "--shutdown-timeout-s",
-        type=_seconds,
+        type=seconds(),
         default=30.0,
         metavar="S",
         help="how long running requests may go on after SIGTERM (default: %(default)s)",
@@ -174,31 +172,6 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
             trust_chat_template=given.trust_request_chat_template,
         ),
     )
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65_535:
-        msg = f"{text!r} is not a port (0..65535)"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        msg = f"{text!r} is not a positive whole number"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e6:
-        msg = f"{text!r} is not a number of seconds above 0"
-        raise argparse.ArgumentTypeError(msg)
-    return value
 
 
 def _endpoint(text: str) -> str:

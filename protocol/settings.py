@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["SettingsParser", "truth"]
+__all__ = ["SettingsParser", "port", "port_or_off", "seconds", "truth", "whole_number"]
 
 PREFIX = "TOKENWIRE_"
+
+MAX_PORT = 65_535
+"""Ports have 16 bits."""
+
+MAX_SECONDS = 1e6
+"""Eleven days: event loops count in milliseconds and C integers, not in for ever."""
 
 
 class SettingsParser(argparse.ArgumentParser):
@@ -122,3 +128,59 @@ def truth(value: str) -> bool:
         return False
     msg = f"invalid boolean value: {value!r}"
     raise ValueError(msg)
+
+
+def whole_number(minimum: int) -> Callable[[str], int]:
+    """Return the reader of an option that is a whole number from *minimum* up."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            msg = f"{text!r} is not a whole number from {minimum} up"
+            raise argparse.ArgumentTypeError(msg)
+        return int(text)
+
+    return read
+
+
+def port(text: str) -> int:
+    """Return the TCP port in *text*; 0 stands for any free one.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        msg = f"{text!r} is not a port (0..{MAX_PORT})"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def port_or_off(text: str) -> int | None:
+    """Return the TCP port in *text*, None for ``off``.
+
+    Raises:
+        ArgumentTypeError: It is neither.
+    """
+    if text == "off":
+        return None
+    try:
+        return port(text)
+    except argparse.ArgumentTypeError as error:
+        msg = f"{error} or off"
+        raise argparse.ArgumentTypeError(msg) from None
+
+
+def seconds(*, zero: bool = False) -> Callable[[str], float]:
+    """Return the reader of an option that is a duration; *zero*: it may be 0."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not (0 < value < MAX_SECONDS or (zero and value == 0)):
+            bound = "from 0 up" if zero else "above 0"
+            msg = f"{text!r} is not a number of seconds {bound}"
+            raise argparse.ArgumentTypeError(msg)
+        return value
+
+    return read

@@ -13,7 +13,12 @@ from typing import Literal
 
 from tokenwire.protocol.limits import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import Role
-from tokenwire.protocol.settings import SettingsParser
+from tokenwire.protocol.settings import (
+    SettingsParser,
+    port_or_off,
+    seconds,
+    whole_number,
+)
 
 __all__ = ["WorkerConfig", "parse_config"]
 
@@ -160,21 +165,21 @@ def _parser() -> SettingsParser:
     add(
         "--metrics-port",
         default=None,
-        type=_metrics_port,
+        type=port_or_off,
         metavar="PORT|off",
         help="port of the metrics; 0: any free one (default: off)",
     )
     add(
         "--max-requests",
         default=MAX_REQUESTS,
-        type=_count,
+        type=whole_number(1),
         metavar="N",
         help=f"open requests; more are refused as busy (default: {MAX_REQUESTS})",
     )
     add(
         "--max-queued-tokens",
         default=MAX_QUEUED_TOKENS,
-        type=_count,
+        type=whole_number(1),
         metavar="N",
         help="prompt tokens that wait for prefill; more are refused as busy "
         f"(default: {MAX_QUEUED_TOKENS})",
@@ -182,21 +187,21 @@ def _parser() -> SettingsParser:
     add(
         "--heartbeat-interval-s",
         default=HEARTBEAT_INTERVAL_S,
-        type=_seconds,
+        type=seconds(zero=True),
         metavar="S",
         help=f"period of Load messages (default: {HEARTBEAT_INTERVAL_S})",
     )
     add(
         "--heartbeat-timeout-s",
         default=HEARTBEAT_TIMEOUT_S,
-        type=_seconds,
+        type=seconds(zero=True),
         metavar="S",
         help=f"silence after which a frontend is lost (default: {HEARTBEAT_TIMEOUT_S})",
     )
     add(
         "--shutdown-timeout-s",
         default=SHUTDOWN_TIMEOUT_S,
-        type=_seconds,
+        type=seconds(zero=True),
         metavar="S",
         help="how long running requests may go on after SIGTERM or Ctrl-C "
         f"(default: {SHUTDOWN_TIMEOUT_S})",
@@ -231,30 +236,3 @@ def _endpoint(text: str) -> str:
         return text
     msg = f"{text!r} is not tcp://HOST:PORT or ipc://PATH"
     raise argparse.ArgumentTypeError(msg)
-
-
-def _metrics_port(text: str) -> int | None:
-    if text == "off":
-        return None
-    if not text.isdecimal() or int(text) > 65_535:
-        msg = f"{text!r} is not a port (0..65535) or off"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        msg = f"{text!r} is not a whole number from 1 up"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        msg = f"{text!r} is not a number of seconds from 0 up"
-        raise argparse.ArgumentTypeError(msg)
-    return value

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 
 import pytest
 
-from tokenwire.protocol.settings import SettingsParser, truth
+from tokenwire.protocol.settings import (
+    SettingsParser,
+    port,
+    port_or_off,
+    seconds,
+    truth,
+    whole_number,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -197,3 +205,24 @@ def test_neither(value: str) -> None:
     """Anything else is refused rather than guessed."""
     with pytest.raises(ValueError, match="invalid boolean value"):
         truth(value)
+
+
+@pytest.mark.parametrize(
+    ("read", "good", "bad"),
+    [
+        (whole_number(1), {"1": 1, "70000": 70000}, ["0", "-1", "1.5", "", "x"]),
+        (whole_number(0), {"0": 0}, ["-1"]),
+        (port, {"0": 0, "65535": 65535}, ["65536", "-1", "off", ""]),
+        (port_or_off, {"off": None, "8000": 8000}, ["65536", "on"]),
+        (seconds(), {"0.5": 0.5, "999999": 999999.0}, ["0", "-1", "nan", "inf", "1e6"]),
+        (seconds(zero=True), {"0": 0.0, "2": 2.0}, ["-1", "nan", "inf", "x"]),
+    ],
+)
+def test_readers_of_values_know_their_bounds(
+    read: Callable[[str], object], good: dict[str, object], bad: list[str]
+) -> None:
+    """Each gives the number in a text, and refuses in a sentence what is out of bounds."""
+    assert {text: read(text) for text in good} == good
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a"):
+            read(text)

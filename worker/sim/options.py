@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from tokenwire.protocol.settings import whole_number
+
 from .faults import Fault, parse_fault
 
 __all__ = ["SimOptions", "parse_options"]
@@ -95,25 +97,32 @@ def _parser() -> _Parser:
     )
     add(
         "--tokens-per-step",
-        type=_count,
+        type=whole_number(1),
         default=usual.tokens_per_step,
         help="new tokens of each running sequence per step",
     )
-    add("--num-blocks", type=_count, default=usual.num_blocks, help="KV blocks")
-    add("--block-size", type=_count, default=usual.block_size, help="tokens in one")
+    add(
+        "--num-blocks", type=whole_number(1), default=usual.num_blocks, help="KV blocks"
+    )
+    add(
+        "--block-size",
+        type=whole_number(1),
+        default=usual.block_size,
+        help="tokens in one",
+    )
     add(
         "--max-num-seqs",
-        type=_count,
+        type=whole_number(1),
         default=usual.max_num_seqs,
         help="sequences that run at once",
     )
     add(
         "--max-num-batched-tokens",
-        type=_count,
+        type=whole_number(1),
         default=usual.max_num_batched_tokens,
         help="prompt tokens in one step; longer prompts take several",
     )
-    add("--max-model-len", type=_whole, default=0, help="0: the model's")
+    add("--max-model-len", type=whole_number(0), default=0, help="0: the model's")
     add(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -128,7 +137,7 @@ def _parser() -> _Parser:
     )
     add(
         "--mean-output-tokens",
-        type=_whole,
+        type=whole_number(0),
         default=0,
         help="EOS falls with this mean; 0: by script alone",
     )
@@ -155,7 +164,7 @@ def _parser() -> _Parser:
         default=usual.side_channel_host,
         help="where a prefill engine answers reads",
     )
-    add("--side-channel-port", type=_whole, default=0, help="0: any free one")
+    add("--side-channel-port", type=whole_number(0), default=0, help="0: any free one")
     return parser
 
 
@@ -163,22 +172,6 @@ def _amount(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
         msg = f"{text} is not a number from 0 up"
-        raise argparse.ArgumentTypeError(msg)
-    return value
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        msg = f"{text} is not a whole number from 0 up"
-        raise argparse.ArgumentTypeError(msg)
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        msg = f"{text} is not a whole number from 1 up"
         raise argparse.ArgumentTypeError(msg)
     return value
 
