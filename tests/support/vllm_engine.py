@@ -2,7 +2,8 @@
 
 Each engine of a pair needs its own environment and must be killable, so the engine
 runs in a child (``python -m support.vllm_engine SOCKET ROLE ARGUMENT...``) and speaks
-pickles over a Unix socket; both ends are this file.
+msgpack over a Unix socket: a kind, and what that kind is made of. Both ends are this
+file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import random
 import signal
 import sys
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Final, TypeVar, cast
 
 import msgspec
 
@@ -71,6 +71,26 @@ PROMPTS = [prompt(num_tokens) for num_tokens in PROMPT_TOKENS]
 
 READY_S = 420.0  # 25-40 s on two idle cores; ten times that on busy ones
 ANSWER_S = 90.0  # any one answer; a test that is slower than this hangs
+
+
+T = TypeVar("T")
+Outputs = tuple[list[EngineTokens], list[EngineFinished]]
+Release = tuple[str, JsonObject]  # request id, handover
+
+ANSWERS: Final[dict[str, type[object]]] = {
+    "info": EngineInfo,
+    "failed": str,
+    "load": EngineLoad,
+    "process_ids": dict[str, int],
+}
+"""What the child answers, by the kind of the frame."""
+
+
+class _Frame(msgspec.Struct, array_like=True, frozen=True):
+    """What goes over the socket, behind four bytes with its length."""
+
+    kind: str
+    value: msgspec.Raw  # what the kind is made of
 
 
 @dataclass
@@ -186,26 +206,24 @@ class EngineProcess:
         self._num += 1
         request_id = f"r{self._num}"
         stream = self.streams[request_id] = Stream(request_id)
-        self._send(
-            "submit",
-            EngineRequest(
-                request_id,
-                token_ids,
-                sampling,
-                leg,
-                handover=handover,
-                cache_salt=cache_salt,
-            ),
+        request = EngineRequest(
+            request_id,
+            token_ids,
+            sampling,
+            leg,
+            handover=handover,
+            cache_salt=cache_salt,
         )
+        _write(self._writer, "submit", request)
         return stream
 
     def abort(self, stream: Stream) -> None:
         """Abort a request."""
-        self._send("abort", stream.request_id)
+        _write(self._writer, "abort", stream.request_id)
 
     def release_kv(self, request_id: str, handover: JsonObject) -> None:
         """Release KV held elsewhere."""
-        self._send("release_kv", request_id, handover)
+        _write(self._writer, "release_kv", (request_id, handover))
 
     async def load(self) -> EngineLoad:
         """Return the engine's load."""
@@ -226,14 +244,14 @@ class EngineProcess:
         """Return the engine's processes by name."""
         answer = await self._ask("process_ids")
         assert isinstance(answer, dict)
-        return msgspec.convert(answer, dict[str, int])
+        return cast("dict[str, int]", answer)
 
     async def stop(self) -> list[int]:
         """Stop the engine; return the ids of its processes that are still there."""
         before: list[int] = []
         if self._process.returncode is None:
             before += (await self.process_ids()).values()
-            self._send("stop")
+            _write(self._writer, "stop", None)
         await self._ended()
         return [pid for pid in before if _alive(pid)]
 
@@ -251,30 +269,29 @@ class EngineProcess:
             await self._writer.wait_closed()
 
     async def _ask(self, command: str) -> object:
-        self._send(command)
+        _write(self._writer, command, None)
         async with asyncio.timeout(ANSWER_S):
             return await self._answers.get()
-
-    def _send(self, *command: object) -> None:
-        _write(self._writer, command)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                match await _next(reader):
-                    case "outputs", [*items]:
-                        for item in items:
-                            assert isinstance(item, EngineTokens | EngineFinished)
-                            self.streams[item.request_id].take(item)
-                    case "progress", str(phase):
-                        self.phases.append(phase)
-                    case "died", str(reason):
-                        self.died.set_result(reason)
-                    case "answer", answer:
-                        self._answers.put_nowait(answer)
-                    case other:
-                        raise AssertionError(other)
+                self._take(await _next(reader))
         self._answers.put_nowait(ConnectionError("the engine's process has ended"))
+
+    def _take(self, frame: _Frame) -> None:
+        """Take what the child says."""
+        match frame.kind:
+            case "outputs":
+                tokens, finished = _value(frame, Outputs)
+                for item in (*tokens, *finished):
+                    self.streams[item.request_id].take(item)
+            case "progress":
+                self.phases.append(_value(frame, str))
+            case "died":
+                self.died.set_result(_value(frame, str))
+            case kind:
+                self._answers.put_nowait(_value(frame, ANSWERS[kind]))
 
 
 _reference_ids: list[list[int]] = []
@@ -319,10 +336,10 @@ class _Sink:
     def outputs(
         self, tokens: list[EngineTokens], finished: list[EngineFinished]
     ) -> None:
-        _write(self._writer, ("outputs", [*tokens, *finished]))
+        _write(self._writer, "outputs", (tokens, finished))
 
     def died(self, reason: str) -> None:
-        _write(self._writer, ("died", reason))
+        _write(self._writer, "died", reason)
 
 
 async def _serve(path: str, role: Role, arguments: list[str]) -> None:
@@ -330,27 +347,27 @@ async def _serve(path: str, role: Role, arguments: list[str]) -> None:
     engine = VllmEngine(str(MODEL), "demo", role, arguments)
 
     def tell(kind: str, value: object) -> None:
-        _write(writer, (kind, value))
+        _write(writer, kind, value)
 
     try:
         info = await engine.start(_Sink(writer), lambda phase: tell("progress", phase))
-        tell("answer", info)
-        while True:
-            match await _next(reader):
-                case "submit", EngineRequest() as request:
-                    engine.submit(request)
-                case "abort", str(request_id):
-                    engine.abort(request_id)
-                case "release_kv", str(request_id), handover:
-                    engine.release_kv(request_id, handover)
-                case ("load",):
-                    tell("answer", engine.load())
-                case ("process_ids",):
-                    tell("answer", _process_ids())
-                case _:
-                    break
+        tell("info", info)
+        while (frame := await _next(reader)).kind != "stop":
+            match frame.kind:
+                case "submit":
+                    engine.submit(_value(frame, EngineRequest))
+                case "abort":
+                    engine.abort(_value(frame, str))
+                case "release_kv":
+                    engine.release_kv(*_value(frame, Release))
+                case "load":
+                    tell("load", engine.load())
+                case "process_ids":
+                    tell("process_ids", _process_ids())
+                case unknown:
+                    tell("failed", f"no such command: {unknown}")
     except Exception as error:
-        tell("answer", f"{type(error).__name__}: {error}")
+        tell("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
         await engine.stop()
@@ -383,14 +400,18 @@ def _reference() -> None:
     sys.stdout.write("\n" + msgspec.json.encode(ids).decode() + "\n")
 
 
-def _write(writer: asyncio.StreamWriter, value: object) -> None:
-    data = pickle.dumps(value)
+def _write(writer: asyncio.StreamWriter, kind: str, value: object) -> None:
+    data = msgspec.msgpack.encode((kind, value))
     writer.write(len(data).to_bytes(4, "big") + data)
 
 
-async def _next(reader: asyncio.StreamReader) -> Any:
+async def _next(reader: asyncio.StreamReader) -> _Frame:
     size = int.from_bytes(await reader.readexactly(4), "big")
-    return pickle.loads(await reader.readexactly(size))  # noqa: S301 - our own child
+    return msgspec.msgpack.decode(await reader.readexactly(size), type=_Frame)
+
+
+def _value(frame: _Frame, kind: type[T]) -> T:
+    return msgspec.msgpack.decode(frame.value, type=kind)
 
 
 def _alive(process_id: int) -> bool:
