@@ -16,9 +16,10 @@ from aiohttp import web
 from .config import Config, parse_config
 from .discovery import discover
 from .metrics import Metrics
+from .model import ModelError, load_model
 from .pool import Pool
 from .server import Server
-from .tokenizer import ModelError, TextModel, load_model
+from .tokenizer import TextModel
 
 __all__ = ["main", "serve"]
 

@@ -20,7 +20,6 @@ from .pool import Pool
 from .prompts import (
     Prompt,
     chat_prompt,
-    checked_ids,
     echoed_message,
     separate_prompts,
     truncated,
@@ -145,7 +144,7 @@ async def completion_call(
                 raise bad_request(msg, "prompt")
             text = prompt
         else:
-            ids = checked_ids(prompt, model, "prompt")
+            ids = await model.checked_ids(prompt, "prompt")
             text = model.decode(ids, skip_special_tokens=False) if request.echo else ""
         encoded.append(Prompt(ids, text if request.echo else None))
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
@@ -201,7 +200,7 @@ async def _chat_prompt(
         if required is not None:
             msg = f"{field} and nvext.token_data exclude each other"
             raise bad_request(msg, field)
-        token_ids = checked_ids(nvext.token_data, model, "nvext.token_data")
+        token_ids = await model.checked_ids(nvext.token_data, "nvext.token_data")
         return Prompt(token_ids, echo)
     if required is None:
         given = given_by_messages(request.messages)

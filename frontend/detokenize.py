@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-__all__ = ["ByteDetokenizer", "Detokenizer", "bytes_of_piece"]
+from .pieces import Pieces
+
+__all__ = [
+    "ByteDetokenizer",
+    "Detokenizer",
+    "PieceDetokenizer",
+    "StreamDetokenizer",
+]
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer(Protocol):
@@ -48,25 +57,128 @@ class ByteDetokenizer:
         return self._decode(b"", True)
 
 
-def _byte_of_char() -> dict[str, int]:
-    """Return GPT-2's map of 256 printable characters to the bytes they stand for."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    mapping = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in printable)
-    mapping.update({chr(256 + n): byte for n, byte in enumerate(others)})
-    return mapping
+class PieceDetokenizer:
+    """SentencePiece (Llama 2, Mistral, Gemma, T5 …): a token is a text, or one byte.
 
-
-_BYTE_OF_CHAR = _byte_of_char()
-
-
-def bytes_of_piece(piece: str) -> bytes:
-    """Return the bytes of a vocabulary entry of a byte-level tokenizer.
-
-    An entry with a character outside the map (an added token with a space) is its
-    own UTF-8, as in the ``ByteLevel`` decoder of the tokenizers library.
+    Bytes wait until they are a character. Those that become none come out as U+FFFD,
+    one for each byte as in the tokenizers library; unlike there, whole characters
+    before them stay what they are, because they have been shown.
     """
-    try:
-        return bytes(_BYTE_OF_CHAR[char] for char in piece)
-    except KeyError:
-        return piece.encode()
+
+    __slots__ = ("_at_start", "_bytes", "_pieces", "_skip")
+
+    def __init__(
+        self, pieces: Pieces, skip: Container[int], prompt_token_ids: Sequence[int]
+    ) -> None:
+        self._pieces = pieces
+        self._skip = skip
+        self._bytes = b""  # of a character that is not whole
+        # Any piece of the prompt is a beginning, ids that show nothing are none.
+        self._at_start = not any(
+            token_id not in skip and pieces.text(token_id) is not None
+            for token_id in prompt_token_ids
+        )
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that *token_id* completes."""
+        if token_id in self._skip:
+            return ""
+        text = self._pieces.text(token_id)
+        if text is None:
+            return ""
+        byte = self._pieces.byte_of.get(token_id)
+        if byte is not None:
+            text = self._with_byte(byte)
+        elif self._bytes:
+            text = self.flush() + text
+        if self._at_start and (text or not self._bytes):
+            self._at_start = False
+            return self._pieces.first(token_id, text)
+        return text
+
+    def flush(self) -> str:
+        """Return U+FFFD for each byte that stayed without its character."""
+        rest = REPLACEMENT * len(self._bytes)
+        self._bytes = b""
+        return rest
+
+    def _with_byte(self, byte: int) -> str:
+        self._bytes += bytes([byte])
+        try:
+            text = self._bytes.decode()
+        except UnicodeDecodeError as error:
+            if (
+                error.end == len(self._bytes)
+                and error.reason == "unexpected end of data"
+            ):
+                return ""
+            return self.flush()
+        self._bytes = b""
+        return text
+
+
+class StreamDetokenizer:
+    """Any tokenizer: each id is decoded behind the ids before it, whose text is known.
+
+    Primed with the end of the prompt, so that a first piece keeps its leading space;
+    not primed where the prompt ends inside a character, which would leak its text.
+    The library's ``DecodeStream`` is not used: it fails on bytes that are no UTF-8,
+    which a model may well produce.
+    """
+
+    __slots__ = ("_decode", "_known", "_known_text", "_new", "_silent")
+
+    _PRIME_TOKENS = 6  # more than the bytes of any character
+    _CHARACTER_BYTES = 4  # so many at most; ids that stay unreadable for longer are not
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        silent: Container[int],
+        prompt_token_ids: Sequence[int],
+    ) -> None:
+        """Begin behind a prompt.
+
+        Args:
+            decode: Gives the text of ids, as the tokenizer's library decodes them.
+            silent: Ids that it leaves out: special ones, if they are skipped.
+            prompt_token_ids: What stands before the output.
+        """
+        self._decode = decode
+        self._silent = silent
+        self._known: list[int] = []
+        self._known_text = ""
+        self._new: list[int] = []  # inside a character
+        for more in range(self._CHARACTER_BYTES):  # one of them cuts no character
+            prime = list(prompt_token_ids[-self._PRIME_TOKENS - more :])
+            text = decode(prime)
+            if not text.endswith(REPLACEMENT):
+                self._known, self._known_text = prime, text
+                break
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that *token_id* completes."""
+        if token_id in self._silent:
+            return ""
+        self._new.append(token_id)
+        text = self._text_of_new()
+        if text.endswith(REPLACEMENT) and len(self._new) < self._CHARACTER_BYTES:
+            return ""
+        if text:
+            self._known, self._new = self._new, []
+        else:
+            # No text, but it may be what makes the next one no beginning.
+            self._known = [*self._known, *self._new][-self._PRIME_TOKENS :]
+            self._new = []
+        self._known_text = self._decode(self._known)
+        return text
+
+    def flush(self) -> str:
+        """Return the text of bytes that no later token completed."""
+        return self._text_of_new() if self._new else ""
+
+    def _text_of_new(self) -> str:
+        text = self._decode(self._known + self._new)
+        if text.startswith(self._known_text):
+            return text[len(self._known_text) :]
+        return self._decode(self._new)  # new bytes that change how the known ones read

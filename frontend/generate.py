@@ -21,7 +21,6 @@ from .generate_shape import GenerateFrame, GenerateShape, NoText
 from .job import Job
 from .nvext import Selection
 from .pool import Pool
-from .prompts import checked_ids
 from .sampling import MAX_LOGPROBS, make_sampling, stop_strings
 from .schema import CommonRequest, StreamOptions, convert
 from .stop import StopStrings
@@ -80,7 +79,7 @@ _REFUSED = {
 """Those of them that would change the answer, and that no worker can do yet."""
 
 
-def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) -> Call:
+async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) -> Call:
     """Return the call of a generate request.
 
     Raises:
@@ -88,7 +87,7 @@ def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) -> Cal
     """
     params = _params(request)
     check_cache_salt(request.cache_salt)
-    token_ids = checked_ids(request.token_ids, model, "token_ids")
+    token_ids = await model.checked_ids(request.token_ids, "token_ids")
     try:
         check_common(params, Selection(), pool, num_prompts=1)
         sampling = _sampling(params, len(token_ids), model, pool)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
+from .content import checked_content, text_of
 from .errors import ApiError, bad_request
 from .policy import Policy
+from .threads import is_long_conversation
 from .tokenizer import TextModel
 from .turns import TURN_FIELDS, Given, Prefix, closing, spliced
 
@@ -16,7 +18,6 @@ __all__ = [
     "ChatFields",
     "Prompt",
     "chat_prompt",
-    "checked_ids",
     "echoed_message",
     "separate_prompts",
     "truncated",
@@ -148,9 +149,16 @@ async def chat_prompt(
     elif generation_prompt and continued:
         msg = "continue_final_message and add_generation_prompt exclude each other"
         raise bad_request(msg, "continue_final_message")
-    messages = [_message(message, n) for n, message in enumerate(fields.messages)]
-    renderer = _Renderer(model, fields, tools, messages)
-    text = renderer.text(generation_prompt=generation_prompt, continued=continued)
+    is_long = is_long_conversation(fields.messages)
+
+    def first_rendering() -> tuple[_Renderer, str]:
+        messages = [_message(message, n) for n, message in enumerate(fields.messages)]
+        renderer = _Renderer(model, fields, tools, messages)
+        return renderer, renderer.text(
+            generation_prompt=generation_prompt, continued=continued
+        )
+
+    renderer, text = await model.threads.run(is_long, first_rendering)
     token_ids = await renderer.encode(text)
     if not token_ids:
         msg = "the messages have no tokens"
@@ -165,10 +173,16 @@ async def _exact(
 ) -> Prompt:
     """Return the prompt that starts with the given ids."""
     model = renderer.model
-    kept = checked_ids(given.token_ids, model, given.field)
-    until_text = renderer.until(given.message)
-    if not text.startswith(until_text):
-        raise _not_nested(renderer, text, until_text, given)
+    kept = await model.checked_ids(given.token_ids, given.field)
+    is_long = is_long_conversation(renderer.messages)
+
+    def second_rendering() -> str:
+        until_text = renderer.until(given.message)
+        if not text.startswith(until_text):
+            raise _not_nested(renderer, text, until_text, given)
+        return until_text
+
+    until_text = await model.threads.run(is_long, second_rendering)
     until = await renderer.encode(until_text)
     exact = spliced(
         kept,
@@ -212,35 +226,18 @@ def echoed_message(fields: ChatFields) -> str | None:
     if not fields.messages or fields.messages[-1].get("role") != "assistant":
         return None
     number = len(fields.messages) - 1
-    content: str = _message(fields.messages[number], number)["content"]
-    return content
+    return text_of(_message(fields.messages[number], number)["content"])
 
 
 def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return *message* with text parts joined, as templates expect it."""
+    """Return *message* as templates take it, its role and content checked."""
     where = f"messages[{number}]"
     if not isinstance(message.get("role"), str):
         msg = f"{where}.role must be a string"
         raise bad_request(msg, f"{where}.role")
     shown = {key: value for key, value in message.items() if key not in TURN_FIELDS}
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return {**shown, "content": content or ""}
-    if not isinstance(content, list):
-        msg = f"{where}.content must be a string or a list of parts"
-        raise bad_request(msg, f"{where}.content")
-    texts: list[str] = []
-    for part in cast("list[object]", content):
-        text: object = None
-        if isinstance(part, dict):
-            members = cast("dict[str, object]", part)
-            if members.get("type", "text") == "text":
-                text = members.get("text")
-        if not isinstance(text, str):
-            msg = f"{where}.content: only text parts are supported"
-            raise bad_request(msg, f"{where}.content")
-        texts.append(text)
-    return {**shown, "content": "\n".join(texts)}
+    content = checked_content(message.get("content"), where)
+    return {**shown, "content": content}
 
 
 def separate_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:
@@ -282,25 +279,3 @@ def truncated(
         msg = f"truncate_prompt_tokens must be -1, or 1 to {max_model_len}, not {limit}"
         raise bad_request(msg, "truncate_prompt_tokens")
     return token_ids[:limit] if side == "right" else token_ids[-limit:]
-
-
-def checked_ids(
-    token_ids: Sequence[Any], model: TextModel, field: str, *, empty: bool = False
-) -> list[int]:
-    """Return *token_ids* if all are ids of the vocabulary.
-
-    Raises:
-        ApiError: 400, naming the first that is not.
-    """
-    if not token_ids and not empty:
-        msg = f"{field} must not be empty"
-        raise bad_request(msg, field)
-    bound = model.vocab_size
-    for token_id in token_ids:
-        if type(token_id) is not int:  # a boolean is an int, but no id
-            msg = f"{field}: {token_id!r:.40} is not a token id"
-            raise bad_request(msg, field)
-        if not 0 <= token_id < bound:
-            msg = f"Token id {token_id} is out of vocabulary (0..{bound - 1})"
-            raise bad_request(msg, field)
-    return list(token_ids)

@@ -25,6 +25,8 @@ from .pool import Pool
 from .schema import (
     ChatRequest,
     CompletionRequest,
+    Parsed,
+    R,
     parse_body,
     parse_object,
     typed,
@@ -131,28 +133,32 @@ class Server:
         return await self._generate(request, self._completion_call)
 
     async def _chat_call(self, body: bytes) -> Call:
-        policy = self._policy
-        parsed = parse_body(
-            body, ChatRequest, ignore_unknown=policy.ignore_unknown_fields
-        )
-        return await chat_call(parsed, self._model, self._pool, policy)
+        parsed = await self._parsed(body, ChatRequest)
+        return await chat_call(parsed, self._model, self._pool, self._policy)
 
     async def _completion_call(self, body: bytes) -> Call:
-        policy = self._policy
-        parsed = parse_body(
-            body, CompletionRequest, ignore_unknown=policy.ignore_unknown_fields
+        parsed = await self._parsed(body, CompletionRequest)
+        return await completion_call(parsed, self._model, self._pool, self._policy)
+
+    async def _parsed(self, body: bytes, kind: type[R]) -> Parsed[R]:
+        """Return the request in a body; long ones do not hold the event loop."""
+        ignore_unknown = self._policy.ignore_unknown_fields
+        return await self._model.threads.of_body(
+            body, lambda: parse_body(body, kind, ignore_unknown=ignore_unknown)
         )
-        return await completion_call(parsed, self._model, self._pool, policy)
 
     async def _tokens_out(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, self._tokens_call)
 
     async def _tokens_call(self, body: bytes) -> Call:
         ignore_unknown = self._policy.ignore_unknown_fields
-        parsed = typed(
-            parse_object(body), GenerateRequest, ignore_unknown=ignore_unknown
+        parsed = await self._model.threads.of_body(
+            body,
+            lambda: typed(
+                parse_object(body), GenerateRequest, ignore_unknown=ignore_unknown
+            ),
         )
-        return generate_call(parsed, self._model, self._pool)
+        return await generate_call(parsed, self._model, self._pool)
 
     async def _generate(
         self, request: web.Request, prepare: Callable[[bytes], Awaitable[Call]]

@@ -1,40 +1,31 @@
-"""The tokenizer and the chat template: the only door to their libraries.
-
-Loads ``tokenizer.json`` without torch (55 MB and 1.3 s against 400 MB and 6 s for
-``AutoTokenizer`` in an environment that has torch; transformers 5.19).
-"""
+"""A model's text: encode, decode, template; the only door to the tokenizers library."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from .detokenize import ByteDetokenizer, Detokenizer, bytes_of_piece
+from .detokenize import (
+    ByteDetokenizer,
+    Detokenizer,
+    PieceDetokenizer,
+    StreamDetokenizer,
+)
 from .errors import bad_request
+from .pieces import byte_pieces, sentence_pieces
+from .template import ChatTemplate
+from .threads import LONG_CHARS, LONG_IDS, Threads
 
-# transformers says at import that there is no torch; there need not be.
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+__all__ = ["SamplingDefaults", "SpecialTokens", "TextModel", "read_tokenizer"]
 
-from transformers.utils import chat_template_utils
-
-__all__ = ["ModelError", "SamplingDefaults", "TextModel", "load_model"]
-
-INLINE_CHARS = 4_096
-"""Texts up to this length are tokenized on the event loop: about 1 ms. Longer ones go
-to a thread."""
-
-
-class ModelError(Exception):
-    """A model folder cannot be used; one sentence for the operator."""
+MAX_TEMPLATES = 32
+"""Compiled templates that requests brought, kept: as many as vLLM keeps."""
 
 
 class SamplingDefaults(msgspec.Struct):
@@ -45,6 +36,17 @@ class SamplingDefaults(msgspec.Struct):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+
+class SpecialTokens(msgspec.Struct, frozen=True):
+    """What ``tokenizer_config.json`` says about tokens beside the tokenizer itself."""
+
+    names: dict[str, str] = {}
+    """``bos_token`` and its like, which templates may name."""
+    added: list[dict[str, Any]] = []
+    """Tokens of ``added_tokens_decoder``, in the order of their ids."""
+    extra: list[str] = []
+    """Further special tokens, without a name."""
 
 
 class TextModel:
@@ -61,35 +63,55 @@ class TextModel:
         sampling_defaults: SamplingDefaults,
         end_ids: frozenset[int] = frozenset(),
         executor: Executor | None = None,
+        tool_template: str | None = None,
     ) -> None:
+        """Take the parts of a model.
+
+        Raises:
+            ValueError: A template is none.
+        """
         self.sha256 = sha256
         self.vocab_size = vocab_size
         self.sampling_defaults = sampling_defaults
         self.end_ids = end_ids
         """Ids that end an answer."""
+        self.threads = Threads(executor)
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
-        self._special_tokens = special_tokens
-        self._executor = executor
+
+        @lru_cache(MAX_TEMPLATES)
+        def compiled(source: str) -> ChatTemplate:
+            return ChatTemplate(source, special_tokens)
+
+        self._compiled = compiled
+        self._template = None if chat_template is None else compiled(chat_template)
+        self._tool_template = None if tool_template is None else compiled(tool_template)
         self.special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
         )
-        self._pieces = _byte_pieces(tokenizer) if _is_byte_level(tokenizer) else None
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        decoder = json.loads(tokenizer.to_str())["decoder"]
+        self._bytes = byte_pieces(vocabulary, decoder)
+        self._pieces = sentence_pieces(vocabulary, decoder)
+        self._unknown = frozenset[int]()  # padding rows of the model's embedding
+        if self._bytes is None and self._pieces is None:
+            every_id = frozenset(range(vocab_size))
+            self._unknown = every_id.difference(vocabulary.values())
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of *text*; long texts do not hold the event loop."""
-        if len(text) <= INLINE_CHARS:
-            return self._encode(text, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._executor, self._encode, text, add_special_tokens
+        """Return the ids of *text*; long texts do not hold the event loop.
+
+        Raises:
+            ApiError: 400, it is no Unicode.
+        """
+        return await self.threads.run(
+            len(text) > LONG_CHARS, lambda: self._encode(text, add_special_tokens)
         )
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            if len(text) <= INLINE_CHARS:
+            if len(text) <= LONG_CHARS:
                 encoding = self._tokenizer.encode(
                     text, add_special_tokens=add_special_tokens
                 )
@@ -103,6 +125,37 @@ class TextModel:
             msg = "the text holds a lone surrogate, which is not valid Unicode"
             raise bad_request(msg) from error
         return encoding.ids
+
+    async def checked_ids(
+        self, token_ids: Sequence[Any], field: str, *, empty: bool = False
+    ) -> list[int]:
+        """Return *token_ids* if all are ids of the vocabulary; *empty*: or none.
+
+        Raises:
+            ApiError: 400 with *field*, naming the first that is not.
+        """
+        if not token_ids and not empty:
+            msg = f"{field} must not be empty"
+            raise bad_request(msg, field)
+        return await self.threads.run(
+            len(token_ids) > LONG_IDS, lambda: self._checked_ids(token_ids, field)
+        )
+
+    def _checked_ids(self, token_ids: Sequence[Any], field: str) -> list[int]:
+        last = self.vocab_size - 1
+        for start in range(0, len(token_ids), LONG_IDS):
+            some = token_ids[start : start + LONG_IDS]
+            # A boolean is an int, but no id; -0.0 and 5.0 are no ids either.
+            if set(map(type, some)) == {int} and min(some) >= 0 and max(some) <= last:
+                continue
+            bad = next(
+                one for one in some if type(one) is not int or not 0 <= one <= last
+            )
+            msg = f"{field}: {shown(bad)} is not a token id"
+            if type(bad) is int:
+                msg = f"Token id {shown(bad)} is out of vocabulary (0..{last})"
+            raise bad_request(msg, field)
+        return list(token_ids)
 
     def render_chat(
         self,
@@ -118,53 +171,62 @@ class TextModel:
         """Return the conversation as the model's prompt text.
 
         Args:
-            messages: The conversation.
+            messages: The conversation, not empty; contents are null, texts, or lists of
+                text parts.
             add_generation_prompt: End with the beginning of an answer.
             continue_final_message: End inside the last message.
             template_kwargs: What the template may name beside.
             documents: What the template may quote.
             chat_template: Used in place of the model's.
-            tools: What the model may call.
+            tools: What the template is to tell about tools.
 
         Raises:
-            ApiError: 400: no template, or the template refuses the messages.
+            ApiError: 400: no template, a wrong one, or it refuses the messages.
         """
-        template = chat_template or self._chat_template
+        template = self._template
+        if chat_template is not None:
+            try:
+                template = self._compiled(chat_template)
+            except ValueError as error:
+                raise bad_request(str(error), "chat_template") from error
+        elif tools and self._tool_template is not None:
+            template = self._tool_template
         if template is None:
             msg = "this model has no chat template; use /v1/completions"
             raise bad_request(msg, "messages")
-        try:
-            rendered, _ = cast("Any", chat_template_utils).render_jinja_template(
-                conversations=[list(messages)],
-                chat_template=template,
-                documents=documents,
-                tools=list(tools) if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **{**self._special_tokens, **template_kwargs},
-            )
-        except Exception as error:
-            # A template is the model's own code: what it meets in a message that it
-            # was not written for may end in any error.
-            msg = f"the chat template refused the messages: {error}"
-            raise bad_request(msg, "messages") from error
-        return cast("str", rendered[0])
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+            tools=tools,
+            documents=documents,
+        )
 
     def detokenizer(
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
     ) -> Detokenizer:
         """Return a fresh detokenizer for the output that follows a prompt."""
+        skip = self.special_ids if skip_special_tokens else frozenset[int]()
+        if self._bytes is not None:
+            return ByteDetokenizer(self._bytes, skip)
         if self._pieces is not None:
-            skip = self.special_ids if skip_special_tokens else frozenset[int]()
-            return ByteDetokenizer(self._pieces, skip)
+            return PieceDetokenizer(self._pieces, skip, prompt_token_ids)
         return StreamDetokenizer(
-            self._tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens
+            lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
+            skip | self._unknown,
+            prompt_token_ids,
         )
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the UTF-8 bytes of one token, as in the ``bytes`` of logprobs."""
+        if self._bytes is not None:
+            return self._bytes[token_id] if token_id < len(self._bytes) else b""
         if self._pieces is not None:
-            return self._pieces[token_id] if token_id < len(self._pieces) else b""
+            byte = self._pieces.byte_of.get(token_id)
+            if byte is not None:
+                return bytes([byte])
+            return (self._pieces.text(token_id) or "").encode()
         return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
     def is_blank(self, token_id: int) -> bool:
@@ -176,202 +238,69 @@ class TextModel:
         piece = self._tokenizer.id_to_token
         return [piece(token_id) or "" for token_id in token_ids]
 
+    async def decode_any(self, token_ids: list[int]) -> str:
+        """Return the text of *token_ids*, special tokens too.
+
+        Many ids do not hold the event loop.
+        """
+
+        def decode() -> str:
+            # ``decode`` holds the GIL, this does not.
+            [text] = self._tokenizer.decode_batch(
+                [token_ids], skip_special_tokens=False
+            )
+            return text
+
+        if len(token_ids) <= LONG_CHARS:
+            return self.decode(token_ids, skip_special_tokens=False)
+        return await self.threads.run(True, decode)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of *token_ids*, as the tokenizer's library decodes it."""
         return self._tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens
         )
 
-    async def decode_any(self, token_ids: list[int]) -> str:
-        """Return the text of *token_ids*, special tokens too.
 
-        Many ids do not hold the event loop.
-        """
-        if len(token_ids) <= INLINE_CHARS:
-            return self.decode(token_ids, skip_special_tokens=False)
-        loop = asyncio.get_running_loop()
-        [text] = await loop.run_in_executor(
-            self._executor,
-            # ``decode`` holds the GIL, this does not.
-            lambda: self._tokenizer.decode_batch(
-                [token_ids], skip_special_tokens=False
-            ),
-        )
-        return text
+def shown(value: object) -> str:
+    """Return *value* for a message: short, however large it is."""
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "a number of more than 18 digits"
+    return f"{value!r:.40}"
 
 
-class StreamDetokenizer:
-    """Any tokenizer: each id is decoded behind the ids before it, whose text is known.
-
-    Primed with the end of the prompt, so that a first piece keeps its leading space;
-    not primed where the prompt ends inside a character, which would leak its text.
-    The library's ``DecodeStream`` is not used: it fails on bytes that are no UTF-8,
-    which a model may well produce.
-    """
-
-    __slots__ = ("_known", "_known_text", "_new", "_skip", "_tokenizer")
-
-    _PRIME_TOKENS = 6  # more than the bytes of any character
-    _CHARACTER_BYTES = 4  # so many at most; ids that stay unreadable for longer are not
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt_token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._known: list[int] = []
-        self._known_text = ""
-        self._new: list[int] = []  # inside a character
-        for more in range(self._CHARACTER_BYTES):  # one of them cuts no character
-            prime = list(prompt_token_ids[-self._PRIME_TOKENS - more :])
-            text = self._decode(prime)
-            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                self._known, self._known_text = prime, text
-                break
-
-    def feed(self, token_id: int) -> str:
-        """Return the text that *token_id* completes."""
-        self._new.append(token_id)
-        text = self._text_of_new()
-        if not text:
-            self._new.pop()  # a special token; what follows must not grow behind it
-            return ""
-        unreadable = text.endswith("\N{REPLACEMENT CHARACTER}")
-        if unreadable and len(self._new) < self._CHARACTER_BYTES:
-            return ""
-        self._known, self._new = self._new, []
-        self._known_text = self._decode(self._known)
-        return text
-
-    def flush(self) -> str:
-        """Return the text of bytes that no later token completed."""
-        return self._text_of_new() if self._new else ""
-
-    def _text_of_new(self) -> str:
-        text = self._decode(self._known + self._new)
-        if text.startswith(self._known_text):
-            return text[len(self._known_text) :]
-        return self._decode(self._new)  # new bytes that change how the known ones read
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+# --- the tokenizer's parts -------------------------------------------------------------
 
 
-def load_model(path: str, executor: Executor | None = None) -> TextModel:
-    """Return the text side of the model in folder *path*.
+def read_tokenizer(data: str, special: SpecialTokens) -> Tokenizer:
+    """Return the tokenizer of a ``tokenizer.json``, with what its folder adds to it.
+
+    As transformers reads it, so that vLLM has the same ids for the same text. Whether
+    a text begins with BOS is said by ``tokenizer.json``; ``add_bos_token`` beside it is
+    for tokenizers without one.
 
     Raises:
-        ModelError: The folder lacks a file, or one cannot be read.
+        Exception: It cannot be read; the library has no type of its own for it.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        folder = _download(path)
-    file = folder / "tokenizer.json"
-    try:
-        data = file.read_bytes()
-        tokenizer = Tokenizer.from_str(data.decode())
-        # Left there by some training run: a prompt is neither cut nor filled up.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        config = _read_json(folder / "config.json")
-        generation = _read_json(folder / "generation_config.json", missing={})
-        settings = _read_json(folder / "tokenizer_config.json", missing={})
-        vocab_size = int(config.get("text_config", config)["vocab_size"])
-        special_tokens = _special_tokens(settings)
-        return TextModel(
-            tokenizer,
-            sha256=hashlib.sha256(data).hexdigest(),
-            vocab_size=vocab_size,
-            chat_template=_chat_template(folder, settings),
-            special_tokens=special_tokens,
-            sampling_defaults=msgspec.convert(generation, SamplingDefaults),
-            end_ids=_end_ids(tokenizer, special_tokens, config, generation),
-            executor=executor,
-        )
-    except OSError as error:
-        msg = f"model {path}: cannot read {error.filename}: {error.strerror}"
-        raise ModelError(msg) from error
-    except KeyError as error:
-        msg = f"model {path}: config.json lacks {error}"
-        raise ModelError(msg) from error
-    except Exception as error:
-        # tokenizers raises a bare Exception for a file it cannot parse.
-        msg = f"model {path}: {error}"
-        raise ModelError(msg) from error
-
-
-def _download(name: str) -> Path:
-    """Return the local folder of a hub model's tokenizer files."""
-    import huggingface_hub  # half a second, rarely needed
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    hub = cast("Any", huggingface_hub)
-
-    patterns = ["*.json", "*.jinja"]
-    try:
-        return Path(hub.snapshot_download(name, allow_patterns=patterns))
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
-        msg = (
-            f"model {name} is neither a folder nor a hub model that can be had: {error}"
-        )
-        raise ModelError(msg) from error
-
-
-def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    if missing is not None and not file.exists():
-        return missing
-    return cast("dict[str, Any]", json.loads(file.read_text()))
-
-
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return file.read_text()
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # named templates; "default" is the one for chat
-        entries = cast("list[dict[str, str]]", template)
-        named = {entry["name"]: entry["template"] for entry in entries}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Return what templates may name: ``bos_token`` and its like, as strings."""
-    tokens: dict[str, str] = {}
-    for key, value in settings.items():
-        if key.endswith("_token"):
-            text = value
-            if isinstance(value, dict):
-                text = cast("dict[str, Any]", value).get("content")
-            if isinstance(text, str):
-                tokens[key] = text
-    return tokens
-
-
-def _end_ids(
-    tokenizer: Tokenizer, special_tokens: dict[str, str], *settings: dict[str, Any]
-) -> frozenset[int]:
-    """Return every id that ends an answer, whoever says so."""
-    ends = {tokenizer.token_to_id(special_tokens.get("eos_token", ""))}
-    for file in settings:
-        given = file.get("eos_token_id")
-        ends |= set(cast("list[int]", given)) if isinstance(given, list) else {given}
-    return frozenset(one for one in ends if isinstance(one, int))
-
-
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Return whether every token is a run of bytes, whatever stands around it."""
-    decoder = json.loads(tokenizer.to_str())["decoder"]
-    return decoder is not None and decoder["type"] == "ByteLevel"
-
-
-def _byte_pieces(tokenizer: Tokenizer) -> list[bytes]:
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    pieces = [b""] * (max(vocabulary.values(), default=-1) + 1)
-    for piece, token_id in vocabulary.items():
-        pieces[token_id] = bytes_of_piece(piece)
-    return pieces
+    tokenizer = Tokenizer.from_str(data)
+    # Left there by some training run: a prompt is neither cut nor filled up.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing: list[AddedToken] = []
+    for fields in special.added:
+        options = {
+            name: fields[name]
+            for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
+            if name in fields
+        }
+        missing.append(AddedToken(fields["content"], **options))
+    contents = {token.content for token in missing}
+    for content in (*special.names.values(), *special.extra):
+        if content not in contents:
+            missing.append(AddedToken(content, special=True, normalized=False))
+            contents.add(content)
+    cast("Any", tokenizer).add_tokens(
+        [token for token in missing if token.content not in known]
+    )
+    return tokenizer

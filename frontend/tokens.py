@@ -16,7 +16,7 @@ from .calls import Call, chat_call, check_model, completion_call
 from .errors import bad_request, unavailable
 from .policy import Policy
 from .pool import Pool
-from .prompts import chat_prompt, checked_ids
+from .prompts import chat_prompt
 from .sampling import stop_strings
 from .schema import (
     ChatRequest,
@@ -70,7 +70,7 @@ async def tokenize(body: bytes, model: TextModel, pool: Pool, policy: Policy) ->
         ApiError: Whatever is wrong with the body; 503 while no worker is known, whose
             context length is part of the answer.
     """
-    fields = parse_object(body)
+    fields = await model.threads.of_body(body, lambda: parse_object(body))
     ignore_unknown = policy.ignore_unknown_fields
     request: TokenizeChat | TokenizeText
     if "messages" in fields:
@@ -110,11 +110,14 @@ async def detokenize(
     Raises:
         ApiError: Whatever is wrong with the body.
     """
-    request = typed(
-        parse_object(body), Detokenize, ignore_unknown=policy.ignore_unknown_fields
+    request = await model.threads.of_body(
+        body,
+        lambda: typed(
+            parse_object(body), Detokenize, ignore_unknown=policy.ignore_unknown_fields
+        ),
     )
     check_model(request.model, pool)
-    token_ids = checked_ids(request.tokens, model, "tokens", empty=True)
+    token_ids = await model.checked_ids(request.tokens, "tokens", empty=True)
     return msgspec.json.encode({"prompt": await model.decode_any(token_ids)})
 
 
@@ -126,7 +129,12 @@ async def render_chat(
     Raises:
         ApiError: What the chat route itself would refuse.
     """
-    parsed = parse_body(body, ChatRequest, ignore_unknown=policy.ignore_unknown_fields)
+    parsed = await model.threads.of_body(
+        body,
+        lambda: parse_body(
+            body, ChatRequest, ignore_unknown=policy.ignore_unknown_fields
+        ),
+    )
     call = await chat_call(parsed, model, pool, policy)
     [rendered] = _rendered(call, parsed.request)
     return msgspec.json.encode(rendered)
@@ -140,8 +148,11 @@ async def render_completion(
     Raises:
         ApiError: What the completions route itself would refuse.
     """
-    parsed = parse_body(
-        body, CompletionRequest, ignore_unknown=policy.ignore_unknown_fields
+    parsed = await model.threads.of_body(
+        body,
+        lambda: parse_body(
+            body, CompletionRequest, ignore_unknown=policy.ignore_unknown_fields
+        ),
     )
     if parsed.request.echo:
         msg = "echo has no place in a rendered request"

@@ -291,7 +291,7 @@ async def test_generation_defaults_do_not_count(pair: Stack) -> None:
     pair.model.sampling_defaults.top_p = 0.5
     for params in ({}, {"temperature": None}, {"temperature": 0}):
         request = GenerateRequest(token_ids=PROMPT, sampling_params=params)
-        [(job, _)] = generate_call(request, pair.model, pair.pool).jobs
+        [(job, _)] = (await generate_call(request, pair.model, pair.pool)).jobs
 
         assert job.sampling.temperature == (0 if params.get("temperature") == 0 else 1)
         assert job.sampling.top_p == 1
@@ -382,7 +382,7 @@ async def test_vllms_structure_object_is_taken(pair: Stack) -> None:
     request = GenerateRequest(
         token_ids=PROMPT, sampling_params={"structured_outputs": structure}
     )
-    [(job, _)] = generate_call(request, pair.model, pair.pool).jobs
+    [(job, _)] = (await generate_call(request, pair.model, pair.pool)).jobs
     assert job.sampling.structured_output == StructuredOutput("regex", "a+")
     refused = await generate(pair, structured_outputs=on)
     assert refused.status == 400

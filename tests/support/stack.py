@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
+from tokenwire.frontend.model import load_model
 from tokenwire.frontend.pool import Pool
 from tokenwire.frontend.server import Server
-from tokenwire.frontend.tokenizer import TextModel, load_model
+from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.protocol.messages import PROTOCOL_VERSION, Card, Role
 from tokenwire.worker.link import Link
 from tokenwire.worker.metrics import Metrics as WorkerMetrics

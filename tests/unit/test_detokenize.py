@@ -7,8 +7,9 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from support.tiny_model import tiny_tokenizer
-from tokenwire.frontend.detokenize import ByteDetokenizer, bytes_of_piece
-from tokenwire.frontend.tokenizer import SamplingDefaults, StreamDetokenizer, TextModel
+from tokenwire.frontend.detokenize import ByteDetokenizer, PieceDetokenizer
+from tokenwire.frontend.pieces import bytes_of_piece
+from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
 
 TOKENIZER = tiny_tokenizer()
 
@@ -117,10 +118,10 @@ SMILE = [1 + byte for byte in "🙂".encode()]
 
 
 def stream(prompt: list[int], token_ids: list[int]) -> str:
-    """Return the text of an output behind *prompt*, by the library's stream."""
+    """Return the text of an output behind *prompt*, by its pieces."""
     model = text_model(metaspace_tokenizer())
     detokenizer = model.detokenizer(prompt, skip_special_tokens=True)
-    assert isinstance(detokenizer, StreamDetokenizer)
+    assert isinstance(detokenizer, PieceDetokenizer)
     return "".join(map(detokenizer.feed, token_ids)) + detokenizer.flush()
 
 
@@ -157,4 +158,4 @@ def test_bytes_that_stay_unreadable_do_not_wait_for_ever() -> None:
     detokenizer = model.detokenizer([HI], skip_special_tokens=True)
     broken = [1 + 0xFF] * 9
 
-    assert "".join(map(detokenizer.feed, broken)) == "\N{REPLACEMENT CHARACTER}" * 8
+    assert "".join(map(detokenizer.feed, broken)) == "\N{REPLACEMENT CHARACTER}" * 9

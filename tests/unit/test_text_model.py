@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from support.tiny_model import tiny_tokenizer, write_tiny_model
 from tokenwire.frontend.errors import ApiError
-from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel, load_model
+from tokenwire.frontend.model import load_model
+from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
 
 
 def text_model(template: str | None = None) -> TextModel:
