@@ -15,6 +15,7 @@ from aiohttp import web
 
 from .config import Config, parse_config
 from .discovery import discover
+from .listener import Runner
 from .metrics import Metrics
 from .model import ModelError, load_model
 from .pool import Pool
@@ -75,7 +76,7 @@ async def serve(config: Config, model: TextModel) -> None:
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     server = Server(config, model, pool, metrics, int(time.time()))
-    runner = web.AppRunner(
+    runner = Runner(
         server.application(),
         handler_cancellation=True,  # a client that leaves cancels its handler
         access_log=None,

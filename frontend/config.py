@@ -32,6 +32,7 @@ class Config(msgspec.Struct, frozen=True):
     frontend_id: str
     max_inflight_requests: int
     max_body_bytes: int
+    client_read_timeout_s: float
     client_write_timeout_s: float
     heartbeat_timeout_s: float
     shutdown_timeout_s: float
@@ -100,6 +101,13 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         help="larger request bodies get 413 (default: %(default)s)",
     )
     add(
+        "--client-read-timeout-s",
+        type=seconds(),
+        default=60.0,
+        metavar="S",
+        help="a request whose body takes longer to arrive gets 408 (default: %(default)s)",
+    )
+    add(
         "--client-write-timeout-s",
         type=seconds(),
         default=60.0,
@@ -163,6 +171,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         max_inflight_requests=given.max_inflight_requests,
         max_body_bytes=given.max_body_bytes,
         heartbeat_timeout_s=given.heartbeat_timeout_s,
+        client_read_timeout_s=given.client_read_timeout_s,
         client_write_timeout_s=given.client_write_timeout_s,
         shutdown_timeout_s=given.shutdown_timeout_s,
         log_level=given.log_level,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from .body import decode_object
 from .errors import bad_request
 from .nvext import Nvext, check_keys, fold_alias
 from .unsupported import drop_neutral
@@ -18,7 +19,6 @@ __all__ = [
     "StreamOptions",
     "convert",
     "parse_body",
-    "parse_object",
     "typed",
 ]
 
@@ -123,7 +123,7 @@ def parse_body(
     Raises:
         ApiError: 400: not JSON, not an object, an unknown field, a wrong type.
     """
-    fields = parse_object(data)
+    fields = decode_object(data)
     by_alias = fold_alias(fields)
     check_keys(fields.get("nvext"))
     return Parsed(typed(fields, kind, ignore_unknown=ignore_unknown), by_alias)
@@ -148,23 +148,6 @@ def convert(fields: dict[str, object], kind: type[S], where: str = "") -> S:
         if where:
             message = message.replace("`$.", f"`$.{where}")
         raise bad_request(message, path and where + path) from error
-
-
-def parse_object(data: bytes) -> dict[str, object]:
-    """Return the object in a body.
-
-    Raises:
-        ApiError: 400: not JSON, or not an object.
-    """
-    try:
-        body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = f"the body is not valid JSON: {error}"
-        raise bad_request(msg) from error
-    if not isinstance(body, dict):
-        msg = "the body must be a JSON object"
-        raise bad_request(msg)
-    return cast("dict[str, object]", body)
 
 
 def typed(fields: dict[str, object], kind: type[S], *, ignore_unknown: bool) -> S:

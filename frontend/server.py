@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from importlib import metadata
 
 import msgspec
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from tokenwire.protocol.messages import Role
 
+from .body import decode_object
 from .calls import Call, chat_call, check_request_id, completion_call
 from .config import Config
 from .errors import ApiError, bad_request, overloaded, unavailable
@@ -28,7 +30,6 @@ from .schema import (
     Parsed,
     R,
     parse_body,
-    parse_object,
     typed,
 )
 from .session import Session
@@ -155,7 +156,7 @@ class Server:
         parsed = await self._model.threads.of_body(
             body,
             lambda: typed(
-                parse_object(body), GenerateRequest, ignore_unknown=ignore_unknown
+                decode_object(body), GenerateRequest, ignore_unknown=ignore_unknown
             ),
         )
         return await generate_call(parsed, self._model, self._pool)
@@ -164,7 +165,7 @@ class Server:
         self, request: web.Request, prepare: Callable[[bytes], Awaitable[Call]]
     ) -> web.StreamResponse:
         with self._admitted(request):
-            call = await prepare(await request.read())
+            call = await prepare(await self._body(request))
             self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
             session = Session(call, self._pool, self._metrics)
             headers = _echoed(request)
@@ -179,7 +180,7 @@ class Server:
         """Answer what no worker is asked about."""
         with self._admitted(request):
             body = await answer(
-                await request.read(), self._model, self._pool, self._policy
+                await self._body(request), self._model, self._pool, self._policy
             )
             return web.Response(
                 body=body, content_type="application/json", headers=_echoed(request)
@@ -209,6 +210,20 @@ class Server:
             self._num_inflight -= 1
             if not self._num_inflight:
                 self._idle.set()
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Return the body, which holds one of the requests served at once until it is here.
+
+        Raises:
+            ApiError: 408, it takes too long.
+        """
+        timeout_s = self._config.client_read_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await request.read()
+        except TimeoutError as error:
+            msg = f"the body has not arrived within {timeout_s:g} s"
+            raise ApiError(408, msg, code="request_timeout") from error
 
     # --- the rest ------------------------------------------------------------------
 
@@ -344,12 +359,15 @@ class Server:
 
     def _failure(self, request: web.Request, error: ApiError) -> web.Response:
         self._metrics.failed(error.code or error.kind)
-        return web.Response(
+        response = web.Response(
             status=error.status,
             body=error.body(),
             content_type="application/json",
             headers={**error.headers, **_echoed(request, check=False)},
         )
+        if error.status == HTTPStatus.REQUEST_TIMEOUT:
+            response.force_close()  # the rest of the body is not waited for
+        return response
 
 
 def _echoed(request: web.Request, *, check: bool = True) -> dict[str, str]:

@@ -12,6 +12,7 @@ import msgspec
 
 from tokenwire.protocol.messages import Sampling
 
+from .body import decode_object
 from .calls import Call, chat_call, check_model, completion_call
 from .errors import bad_request, unavailable
 from .policy import Policy
@@ -23,7 +24,6 @@ from .schema import (
     CommonRequest,
     CompletionRequest,
     parse_body,
-    parse_object,
     typed,
 )
 from .tokenizer import TextModel
@@ -70,7 +70,7 @@ async def tokenize(body: bytes, model: TextModel, pool: Pool, policy: Policy) ->
         ApiError: Whatever is wrong with the body; 503 while no worker is known, whose
             context length is part of the answer.
     """
-    fields = await model.threads.of_body(body, lambda: parse_object(body))
+    fields = await model.threads.of_body(body, lambda: decode_object(body))
     ignore_unknown = policy.ignore_unknown_fields
     request: TokenizeChat | TokenizeText
     if "messages" in fields:
@@ -113,7 +113,7 @@ async def detokenize(
     request = await model.threads.of_body(
         body,
         lambda: typed(
-            parse_object(body), Detokenize, ignore_unknown=policy.ignore_unknown_fields
+            decode_object(body), Detokenize, ignore_unknown=policy.ignore_unknown_fields
         ),
     )
     check_model(request.model, pool)

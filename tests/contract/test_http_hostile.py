@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,76 @@ async def test_the_last_of_a_stream_waits_for_a_reader_within_its_bound() -> Non
         writer.close()
     finally:
         await runner.cleanup()
+
+
+# --- what never reaches a route ----------------------------------------------------------
+
+MALFORMED = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "request line": b"POST\r\n\r\n",
+    "method": b"P\x00ST / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "version": b"GET / HTTP/9.9.9\r\nHost: x\r\n\r\n",
+    "header": b"GET /live HTTP/1.1\r\nHost x\r\n\r\n",
+    "header too long": b"GET /live HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n",
+    "line too long": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "length": b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    "lengths": b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+    "smuggled": b"POST / HTTP/1.1\r\nContent-Length: 5\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "expectation": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n"
+    b"Content-Length: 0\r\nConnection: close\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+async def test_what_is_no_http_is_answered_in_openais_shape(
+    served: Stack, case: str
+) -> None:
+    """A request that no route sees is a 4xx with an error object, and others go on."""
+    answer = await raw(served.url, MALFORMED[case])
+    head, _, body = answer.partition(b"\r\n\r\n")
+
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400", b"HTTP/1.1 417")), answer
+    assert b"Content-Type: application/json" in head
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len(error["message"]) < 400
+    assert (await served.complete(prompt=[5], max_tokens=1)).status == 200
+
+
+async def test_a_body_that_does_not_arrive_is_a_408(tiny_model: Path) -> None:
+    """It holds its place no longer than the setting says; the connection closes."""
+    arguments = ("--client-read-timeout-s", "0.2", "--max-inflight-requests", "1")
+    async with stack(tiny_model, arguments=arguments) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        whole = request_bytes(b'{"prompt": [5]}', "1.1", "X-Request-Id: slow-1")
+        writer.write(whole[:-1])
+        head = await reader.readuntil(b"\r\n\r\n")
+        error = json.loads(await reader.readuntil(b"}}"))["error"]
+
+        assert head.startswith(b"HTTP/1.1 408")
+        assert b"X-Request-Id: slow-1" in head
+        assert b"Connection: close" in head
+        assert error["code"] == "request_timeout"
+        assert (await running.complete(prompt=[5], max_tokens=1)).status == 200
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_half_closed_connection_is_a_client_that_left(
+    tiny_model: Path, stream: bool
+) -> None:
+    """Closing the sending side ends the request: no proxy does it, a leaving client may."""
+    async with stack(tiny_model, options=("--step-ms", "20")) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        body = json.dumps({"prompt": [5], "max_tokens": 1000, "stream": stream})
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request_bytes(body.encode(), "1.1"))
+        await eventually(lambda: running.workers[0].engine.load().num_running == 1)
+
+        writer.write_eof()
+
+        await running.idle()
+        assert not (await reader.read()).endswith(b"[DONE]\n\n")
+        writer.close()

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from tokenwire.frontend.config import parse_config
+from tokenwire.frontend.listener import Runner
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
 from tokenwire.frontend.model import load_model
 from tokenwire.frontend.pool import Pool
@@ -139,7 +141,7 @@ class SimWorker:
             metrics=WorkerMetrics(MODEL_NAME, CollectorRegistry()),
             bounds=Bounds(
                 max_requests=1000,
-                max_queued_tokens=1_000_000,
+                max_queued_tokens=4 * 1024 * 1024,
                 heartbeat_interval_s=0.1,
                 heartbeat_timeout_s=4.0,
             ),
@@ -220,8 +222,12 @@ async def stack(
     roles: Sequence[Role] = (Role.AGGREGATED,),
     options: Sequence[str] = ("--step-ms", "0"),
     arguments: Sequence[str] = (),
+    executor: Executor | None = None,
 ) -> AsyncGenerator[Stack]:
-    """Run workers of *roles* and a frontend; stop them in the end."""
+    """Run workers of *roles* and a frontend; stop them in the end.
+
+    Long work of the frontend goes to *executor*.
+    """
     workers = [
         SimWorker(model, role, f"{role.value}-{n}", options)
         for n, role in enumerate(roles)
@@ -232,12 +238,12 @@ async def stack(
             *("--port", "0", "--worker", "tcp://127.0.0.1:1", *arguments),
         ]
     )
-    text_model = load_model(str(model))
+    text_model = load_model(str(model), executor)
     pool = Pool(
         model=MODEL_NAME, tokenizer_sha256=text_model.sha256, frontend_id="test"
     )
     server = Server(config, text_model, pool, FrontendMetrics(), 0)
-    runner = web.AppRunner(server.application(), handler_cancellation=True)
+    runner = Runner(server.application(), handler_cancellation=True)
     run = asyncio.create_task(pool.run())
     try:
         for worker in workers:
