@@ -181,6 +181,7 @@ class Stack:
     pool: Pool
     model: TextModel
     client: aiohttp.ClientSession
+    app: web.Application
     workers: list[SimWorker] = field(default_factory=list[SimWorker])
 
     async def post(
@@ -243,7 +244,8 @@ async def stack(
         model=MODEL_NAME, tokenizer_sha256=text_model.sha256, frontend_id="test"
     )
     server = Server(config, text_model, pool, FrontendMetrics(), 0)
-    runner = Runner(server.application(), handler_cancellation=True)
+    app = server.application()
+    runner = Runner(app, handler_cancellation=True)
     run = asyncio.create_task(pool.run())
     try:
         for worker in workers:
@@ -260,7 +262,7 @@ async def stack(
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as client:
             url = f"http://{host}:{port}"
-            yield Stack(url, pool, text_model, client, workers)
+            yield Stack(url, pool, text_model, client, app, workers)
     finally:
         run.cancel()
         await runner.cleanup()

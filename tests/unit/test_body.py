@@ -123,3 +123,25 @@ def test_no_step_is_long(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(data) > 20 * STEP_BYTES
     assert max(steps) < 2 * STEP_BYTES
     assert len(LONG[case]) <= MAX_STEP_DEPTH
+
+
+@pytest.mark.parametrize("pad", [0, STEP_BYTES])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'"\\ud800"',
+        b'"\xff"',
+        b"1" + b"0" * 5000,
+        b"1e999",
+        b"[NaN]",
+        b'[{"a": "\xff"}]',
+    ],
+)
+def test_a_value_that_is_none_is_named(value: bytes, pad: int) -> None:
+    """A text that is no Unicode and a number that is none are told by their field."""
+    data = b'{"pad": "%s", "a": 1, "b": %s, "c": 2}' % (b"x" * pad, value)
+
+    with pytest.raises(ApiError, match="not valid JSON") as caught:
+        decode_object(data)
+
+    assert caught.value.param == "b"
