@@ -81,7 +81,8 @@ def _broken_field(data: bytes) -> str | None:
     # Python's parser goes on behind lone surrogates and NaN; both cannot be written.
     with contextlib.suppress(ValueError, RecursionError):
         body = json.loads(data, parse_constant=lambda _: object())
-        for name, value in body.items() if isinstance(body, dict) else ():
+        fields = cast("dict[str, object]", body if isinstance(body, dict) else {})
+        for name, value in fields.items():
             try:
                 msgspec.json.encode(value)
             except (UnicodeEncodeError, TypeError):
@@ -97,10 +98,10 @@ def _value(data: memoryview, depth: int) -> Any:
     """Return the value in *data*, taken apart *depth* levels deep where it is long."""
     if len(data) <= STEP_BYTES or not depth:
         return msgspec.json.decode(data)
-    first = data[:1]
-    if first == b"{":
+    first = chr(data[0])
+    if first == "{":
         return _parts(msgspec.json.decode(data, type=_ENTRIES), depth - 1)
-    if first != b"[":
+    if first != "[":
         return msgspec.json.decode(data)  # a string: fast, however long
     inside = bytes(data[1:STEP_BYTES]).lstrip()
     if inside.startswith((b"{", b"[")):

@@ -99,12 +99,14 @@ def _environment() -> jinja2.Environment:
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
 _ENVIRONMENT = _environment()
+_FUNCTIONS: dict[str, Any] = {
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
+}
 
 
 class ChatTemplate:
@@ -118,7 +120,7 @@ class ChatTemplate:
         """
         try:
             tree = _ENVIRONMENT.parse(source)
-            self._template = _ENVIRONMENT.from_string(source)
+            self._template = _ENVIRONMENT.from_string(source, _FUNCTIONS)
         except jinja2.TemplateSyntaxError as error:
             msg = f"the chat template is wrong in line {error.lineno}: {error.message}"
             raise ValueError(msg) from error

@@ -219,19 +219,19 @@ async def test_a_body_above_the_limit_is_a_413_that_names_it(wide_model: Path) -
     assert "2000 bytes" in above.error["message"]
 
 
-@pytest.mark.parametrize(
-    ("messages", "long"),
-    [
-        ([{"role": "user", "content": "a" * 4000}], False),
-        ([{"role": "user", "content": "a" * 5000}], True),
-        ([{"role": "user", "content": [{"type": "text", "text": "a" * 5000}]}], True),
-        ([{"role": "tool", "content": "", "tool_calls": [{"a": "a" * 5000}]}], True),
-        ([{"role": "user", "content": [{}] * 5000}], True),
-        ([{"role": "user", "content": "a"}] * 65, True),
-        ([{"role": "user", "content": 5}, 7, None], False),
-        ([json.loads("[" * 900 + "]" * 900)], True),
-    ],
-)
+CONVERSATIONS: list[tuple[list[Any], bool]] = [
+    ([{"role": "user", "content": "a" * 4000}], False),
+    ([{"role": "user", "content": "a" * 5000}], True),
+    ([{"role": "user", "content": [{"type": "text", "text": "a" * 5000}]}], True),
+    ([{"role": "tool", "content": "", "tool_calls": [{"a": "a" * 5000}]}], True),
+    ([{"role": "user", "content": [{}] * 5000}], True),
+    ([{"role": "user", "content": "a"}] * 65, True),
+    ([{"role": "user", "content": 5}, 7, None], False),
+    ([json.loads("[" * 900 + "]" * 900)], True),
+]
+
+
+@pytest.mark.parametrize(("messages", "long"), CONVERSATIONS)
 def test_a_conversation_is_long_by_whatever_is_in_it(
     messages: list[Any], long: bool
 ) -> None:

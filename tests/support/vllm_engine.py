@@ -74,8 +74,21 @@ ANSWER_S = 90.0  # any one answer; a test that is slower than this hangs
 
 
 T = TypeVar("T")
-Outputs = tuple[list[EngineTokens], list[EngineFinished]]
-Release = tuple[str, JsonObject]  # request id, handover
+
+
+class _Outputs(msgspec.Struct):
+    """What one step brought."""
+
+    tokens: list[EngineTokens]
+    finished: list[EngineFinished]
+
+
+class _Release(msgspec.Struct):
+    """Which KV is not needed."""
+
+    request_id: str
+    handover: JsonObject
+
 
 ANSWERS: Final[dict[str, type[object]]] = {
     "info": EngineInfo,
@@ -223,7 +236,7 @@ class EngineProcess:
 
     def release_kv(self, request_id: str, handover: JsonObject) -> None:
         """Release KV held elsewhere."""
-        _write(self._writer, "release_kv", (request_id, handover))
+        _write(self._writer, "release_kv", _Release(request_id, handover))
 
     async def load(self) -> EngineLoad:
         """Return the engine's load."""
@@ -283,9 +296,11 @@ class EngineProcess:
         """Take what the child says."""
         match frame.kind:
             case "outputs":
-                tokens, finished = _value(frame, Outputs)
-                for item in (*tokens, *finished):
-                    self.streams[item.request_id].take(item)
+                outputs = _value(frame, _Outputs)
+                for tokens in outputs.tokens:
+                    self.streams[tokens.request_id].take(tokens)
+                for finished in outputs.finished:
+                    self.streams[finished.request_id].take(finished)
             case "progress":
                 self.phases.append(_value(frame, str))
             case "died":
@@ -336,7 +351,7 @@ class _Sink:
     def outputs(
         self, tokens: list[EngineTokens], finished: list[EngineFinished]
     ) -> None:
-        _write(self._writer, "outputs", (tokens, finished))
+        _write(self._writer, "outputs", _Outputs(tokens, finished))
 
     def died(self, reason: str) -> None:
         _write(self._writer, "died", reason)
@@ -359,7 +374,8 @@ async def _serve(path: str, role: Role, arguments: list[str]) -> None:
                 case "abort":
                     engine.abort(_value(frame, str))
                 case "release_kv":
-                    engine.release_kv(*_value(frame, Release))
+                    release = _value(frame, _Release)
+                    engine.release_kv(release.request_id, release.handover)
                 case "load":
                     tell("load", engine.load())
                 case "process_ids":

@@ -117,7 +117,7 @@ def test_no_step_is_long(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return decode(data, **options)
 
     data = json.dumps(LONG[case]).encode()
-    monkeypatch.setattr(module.msgspec.json, "decode", recorded)
+    monkeypatch.setattr(msgspec.json, "decode", recorded)
 
     assert decode_object(data) == LONG[case]
     assert len(data) > 20 * STEP_BYTES
