@@ -312,6 +312,7 @@ def _call(
         num_prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         prefix=prompts[0].prefix,
+        skip_special_tokens=request.skip_special_tokens is not False,
     )
     return Call(
         response_id,

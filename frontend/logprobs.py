@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from tokenwire.protocol.messages import Logprobs
@@ -12,6 +13,7 @@ from tokenwire.protocol.tokens import unpack_floats, unpack_ids
 from .tokenizer import TextModel
 
 __all__ = [
+    "TokenTexts",
     "chat_logprobs",
     "completion_logprobs",
     "echoed_logprobs",
@@ -26,43 +28,99 @@ FLOOR = -9999.0
 JsonValue = object
 
 
+class TokenTexts:
+    """The text that each token of one choice brings, and where it stands in the whole.
+
+    A character that is cut into tokens is the last one's, the others are empty, as in
+    vLLM: the texts, joined, are the output's, and none is half a character. A special
+    token that is not shown has its name as its text, but takes no place.
+    """
+
+    __slots__ = ("_decode", "_detokenizer", "_hidden", "_model", "_waiting", "length")
+
+    def __init__(
+        self,
+        model: TextModel,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        length: int = 0,
+    ) -> None:
+        self.length = length
+        """Characters until now; behind the echo of a prompt not 0 at the beginning."""
+        self._model = model
+        self._detokenizer = model.detokenizer(
+            prompt_token_ids, skip_special_tokens=skip_special_tokens
+        )
+        self._hidden = model.special_ids if skip_special_tokens else frozenset[int]()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting = b""  # bytes of a character that is not whole
+
+    def next(self, token_id: int) -> str:
+        """Return the text of the token that comes next."""
+        if token_id in self._hidden:
+            return self._alone(token_id)
+        text = self._detokenizer.feed(token_id)
+        self.length += len(text)
+        self._alternative(token_id)
+        self._waiting, _ = self._decode.getstate()
+        return text
+
+    def candidate(self, token_id: int) -> str:
+        """Return the text that a token would bring if it came next."""
+        if token_id in self._hidden:
+            return self._alone(token_id)
+        return self._alternative(token_id)
+
+    def _alone(self, token_id: int) -> str:
+        return self._model.token_bytes(token_id).decode(errors="replace")
+
+    def _alternative(self, token_id: int) -> str:
+        self._decode.setstate((self._waiting, 0))
+        return self._decode.decode(self._model.token_bytes(token_id))
+
+
 def chat_logprobs(
-    logprobs: Logprobs, model: TextModel, num_top: int, *, as_ids: bool
+    logprobs: Logprobs,
+    model: TextModel,
+    num_top: int,
+    texts: TokenTexts,
+    *,
+    as_ids: bool,
 ) -> dict[str, JsonValue]:
     """Return ``choices[].logprobs`` of a chat response.
 
     Args:
         logprobs: Of the chunk's tokens, in order.
-        model: Gives the tokens' text.
+        model: Gives the tokens' bytes.
         num_top: Entries in each ``top_logprobs``.
+        texts: Gives the tokens' texts; goes on where the last chunk ended.
         as_ids: Write tokens as ``token_id:N``.
     """
-
-    def entry(token_id: int, logprob: float) -> dict[str, JsonValue]:
-        raw = model.token_bytes(token_id)
-        return {
-            "token": _token(token_id, raw, as_ids=as_ids),
-            "logprob": logprob,
-            "bytes": list(raw),
-        }
-
-    content = [
-        {**entry(*row[0]), "top_logprobs": [entry(*one) for one in _top(row, num_top)]}
-        for row in _rows(logprobs)
-    ]
+    content: list[dict[str, JsonValue]] = []
+    for row in _rows(logprobs):
+        names = _names(row, num_top, texts, as_ids=as_ids)
+        entries = [
+            {
+                "token": names[token_id],
+                "logprob": logprob,
+                "bytes": list(model.token_bytes(token_id)),
+            }
+            for token_id, logprob in (row[0], *_top(row, num_top))
+        ]
+        content.append({**entries[0], "top_logprobs": entries[1:]})
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
-    logprobs: Logprobs, model: TextModel, num_top: int, offset: int, *, as_ids: bool
+    logprobs: Logprobs, num_top: int, texts: TokenTexts, *, as_ids: bool
 ) -> dict[str, JsonValue]:
     """Return ``choices[].logprobs`` of a completion.
 
     Args:
         logprobs: Of the chunk's tokens, in order.
-        model: Gives the tokens' text.
         num_top: Entries in each ``top_logprobs``.
-        offset: Characters of output text before this chunk.
+        texts: Gives the tokens' texts; goes on where the last chunk ended.
         as_ids: Write tokens as ``token_id:N``.
     """
     tokens: list[str] = []
@@ -70,18 +128,11 @@ def completion_logprobs(
     numbers: list[float] = []
     tops: list[dict[str, float]] = []
     for row in _rows(logprobs):
-        token_id, logprob = row[0]
-        raw = model.token_bytes(token_id)
-        tokens.append(_token(token_id, raw, as_ids=as_ids))
-        offsets.append(offset)
-        offset += len(raw.decode(errors="replace"))
-        numbers.append(logprob)
-        tops.append(
-            {
-                _token(one, model.token_bytes(one), as_ids=as_ids): value
-                for one, value in _top(row, num_top)
-            }
-        )
+        offsets.append(texts.length)
+        names = _names(row, num_top, texts, as_ids=as_ids)
+        tokens.append(names[row[0][0]])
+        numbers.append(row[0][1])
+        tops.append({names[one]: value for one, value in _top(row, num_top)})
     return {
         "text_offset": offsets,
         "token_logprobs": numbers,
@@ -91,43 +142,47 @@ def completion_logprobs(
 
 
 def echoed_logprobs(
+    echo: str,
     prompt_token_ids: list[int],
     prompt: Logprobs | None,
     output: Logprobs | None,
-    model: TextModel,
     num_top: int,
+    model: TextModel,
+    texts: TokenTexts,
     *,
     as_ids: bool,
 ) -> dict[str, JsonValue]:
     """Return ``choices[].logprobs`` of a completion that repeats its prompt.
 
     Args:
+        echo: The prompt's text.
         prompt_token_ids: The prompt; nothing precedes its first id, whose entries are
             null, as OpenAI's are.
         prompt: Of the others.
         output: Of the output's tokens.
-        model: Gives the tokens' text.
         num_top: Entries in each ``top_logprobs``.
+        model: Gives the prompt's tokens' texts.
+        texts: Gives the output's.
         as_ids: Write tokens as ``token_id:N``.
     """
-    first = model.token_bytes(prompt_token_ids[0])
+    # A BOS that the tokenizer has put before the text is not in it.
+    added = not echo.startswith(
+        model.token_bytes(prompt_token_ids[0]).decode("utf-8", "replace").lstrip()
+    )
+    prompt_texts = TokenTexts(model, (), skip_special_tokens=added)
+    first = prompt_texts.next(prompt_token_ids[0])
     lists: dict[str, list[JsonValue]] = {
         "text_offset": [0],
         "token_logprobs": [None],
-        "tokens": [_token(prompt_token_ids[0], first, as_ids=as_ids)],
+        "tokens": [f"token_id:{prompt_token_ids[0]}" if as_ids else first],
         "top_logprobs": [None],
     }
-    offset = len(first.decode(errors="replace"))
-    for part in (prompt, output):
+    for part, of_part in ((prompt, prompt_texts), (output, texts)):
         if part is None:
             continue
-        more = completion_logprobs(part, model, num_top, offset, as_ids=as_ids)
+        more = completion_logprobs(part, num_top, of_part, as_ids=as_ids)
         for name, values in lists.items():
             values += cast("list[JsonValue]", more[name])
-        offset += sum(
-            len(model.token_bytes(row[0][0]).decode(errors="replace"))
-            for row in _rows(part)
-        )
     return {**lists}
 
 
@@ -200,5 +255,14 @@ def _top(row: list[tuple[int, float]], num_top: int) -> list[tuple[int, float]]:
     return best[:num_top]
 
 
-def _token(token_id: int, raw: bytes, *, as_ids: bool) -> str:
-    return f"token_id:{token_id}" if as_ids else raw.decode(errors="replace")
+def _names(
+    row: list[tuple[int, float]], num_top: int, texts: TokenTexts, *, as_ids: bool
+) -> dict[int, str]:
+    """Return what the sampled token and its best alternatives are called, by id."""
+    sampled = row[0][0]
+    others = [one for one, _ in _top(row, num_top) if one != sampled]
+    if as_ids:
+        texts.next(sampled)
+        return {one: f"token_id:{one}" for one in (sampled, *others)}
+    names = {one: texts.candidate(one) for one in others}
+    return {**names, sampled: texts.next(sampled)}

@@ -17,6 +17,7 @@ from .choice import Delta
 from .extras import EngineData, final_nvext
 from .job import End
 from .logprobs import (
+    TokenTexts,
     chat_logprobs,
     completion_logprobs,
     echoed_logprobs,
@@ -58,6 +59,7 @@ class Frame:
     num_prompt_logprobs: int | None = None
     tokens_as_ids: bool = False
     prefix: Prefix | None = None  # ids of earlier turns, kept
+    skip_special_tokens: bool = True
 
     def prompt_of(self, index: int) -> list[int]:
         """Return the prompt of a choice."""
@@ -126,7 +128,7 @@ class _Shape:
         if selection.engine_data:
             self._engine_data = EngineData()
         self._shows_logprobs = frame.num_logprobs is not None
-        self._text_chars: dict[int, int] = {}
+        self._token_texts: dict[int, TokenTexts] = {}  # of choices with logprobs
         self._plain_prefixes: dict[int, bytes] = {}
         middle = self._plain_middle
         self._plain_end = middle + b"}]}\n\n"
@@ -195,8 +197,6 @@ class _Shape:
         if usage_json:
             parts.append(b',"usage":' + usage_json)
         parts.append(b"}\n\n")
-        if delta.text:
-            self._text_chars[index] = self._text_chars.get(index, 0) + len(delta.text)
         return b"".join(parts)
 
     def usage_chunk(self, usage_json: bytes) -> bytes:
@@ -290,6 +290,19 @@ class _Shape:
             return b"null"
         return self._logprobs(choice.index, choice.logprobs)
 
+    def _texts(self, index: int) -> TokenTexts:
+        """Return the texts of a choice's tokens, which go on with every chunk."""
+        texts = self._token_texts.get(index)
+        if texts is None:
+            frame = self._frame
+            texts = self._token_texts[index] = TokenTexts(
+                frame.text_model,
+                frame.prompt_of(index),
+                skip_special_tokens=frame.skip_special_tokens,
+                length=len(frame.echo_of(index) or ""),
+            )
+        return texts
+
     def _head(self, kind: str) -> bytes:
         frame = self._frame
         return b'{"id":%s,"object":"%s","created":%d,"model":%s' % (
@@ -339,13 +352,13 @@ class ChatShape(_Shape):
         )
 
     def _logprobs(self, index: int, logprobs: Logprobs) -> bytes:
-        del index
         frame = self._frame
         return _json(
             chat_logprobs(
                 logprobs,
                 frame.text_model,
                 frame.num_logprobs or 0,
+                self._texts(index),
                 as_ids=frame.tokens_as_ids,
             )
         )
@@ -386,24 +399,26 @@ class CompletionShape(_Shape):
         return _json(
             completion_logprobs(
                 logprobs,
-                frame.text_model,
                 frame.num_logprobs or 0,
-                self._text_chars.get(index, 0),
+                self._texts(index),
                 as_ids=frame.tokens_as_ids,
             )
         )
 
     def _whole_logprobs(self, choice: Finished) -> bytes:
         frame = self._frame
-        if frame.echo_of(choice.index) is None or not self._shows_logprobs:
+        echo = frame.echo_of(choice.index)
+        if echo is None or not self._shows_logprobs:
             return super()._whole_logprobs(choice)
         return _json(
             echoed_logprobs(
+                echo,
                 frame.prompt_of(choice.index),
                 choice.end.prompt_logprobs,
                 choice.logprobs,
-                frame.text_model,
                 frame.num_logprobs or 0,
+                frame.text_model,
+                self._texts(choice.index),
                 as_ids=frame.tokens_as_ids,
             )
         )

@@ -19,7 +19,12 @@ from tokenizers import (
     trainers,
 )
 
-__all__ = ["KINDS", "tokenizer_of"]
+from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
+
+__all__ = ["CORPUS", "KINDS", "PADDING", "model_of", "tokenizer_of"]
+
+PADDING = 9
+"""Rows of the model's embedding above the tokenizer's ids."""
 
 CORPUS = [
     "Hello there, general! How are you today? I'm fine, thanks.",
@@ -253,6 +258,19 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 def tokenizer_of(kind: str) -> Tokenizer:
     """Return the tokenizer of a kind, trained once."""
     return KINDS[kind]()
+
+
+@cache
+def model_of(kind: str) -> TextModel:
+    """Return the text model of a kind, made once."""
+    tokenizer = tokenizer_of(kind)
+    return TextModel(
+        tokenizer,
+        vocab_size=tokenizer.get_vocab_size() + PADDING,
+        chat_template=None,
+        special_tokens={},
+        sampling_defaults=SamplingDefaults(),
+    )
 
 
 def _json(tokenizer: Tokenizer) -> dict[str, Any]:

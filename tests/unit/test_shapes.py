@@ -11,7 +11,12 @@ from hypothesis import given, strategies as st
 from support.tiny_model import tiny_tokenizer
 from tokenwire.frontend.choice import Delta
 from tokenwire.frontend.job import End
-from tokenwire.frontend.logprobs import FLOOR, chat_logprobs, completion_logprobs
+from tokenwire.frontend.logprobs import (
+    FLOOR,
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+)
 from tokenwire.frontend.nvext import Selection
 from tokenwire.frontend.shapes import ChatShape, CompletionShape, Finished, Frame, usage
 from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
@@ -138,13 +143,22 @@ def record(*rows: list[tuple[int, float]]) -> Logprobs:
     )
 
 
+def texts(length: int = 0) -> TokenTexts:
+    """Return the texts of a choice with so many characters before."""
+    return TokenTexts(MODEL, [5], skip_special_tokens=True, length=length)
+
+
 A, B = (tiny_tokenizer().encode(char).ids[0] for char in "ab")
 
 
 def test_infinities_never_reach_the_json() -> None:
     """-inf and NaN become a number that JSON has."""
     logprobs = chat_logprobs(
-        record([(A, float("-inf")), (B, float("nan"))]), MODEL, 2, as_ids=False
+        record([(A, float("-inf")), (B, float("nan"))]),
+        MODEL,
+        2,
+        texts(),
+        as_ids=False,
     )
 
     assert '"logprob": -9999.0' in json.dumps(logprobs, allow_nan=False)
@@ -154,9 +168,8 @@ def test_infinities_never_reach_the_json() -> None:
 def test_the_sampled_token_is_listed_once() -> None:
     """A sampled token that is also among the best appears once in the top list."""
     rows = record([(A, -1.0), (B, -0.5), (A, -1.0)])
-    [entry] = json.loads(json.dumps(chat_logprobs(rows, MODEL, 2, as_ids=False)))[
-        "content"
-    ]
+    body = chat_logprobs(rows, MODEL, 2, texts(), as_ids=False)
+    [entry] = json.loads(json.dumps(body))["content"]
 
     assert (entry["token"], entry["bytes"]) == ("a", [97])
     assert [top["token"] for top in entry["top_logprobs"]] == ["b", "a"]
@@ -165,7 +178,7 @@ def test_the_sampled_token_is_listed_once() -> None:
 def test_what_fills_a_row_up_hides_no_number() -> None:
     """A short row repeats its sampled token with -inf; the number is the first one's."""
     rows = record([(A, -1.0), (B, -0.5), (A, float("-inf"))])
-    body = chat_logprobs(rows, MODEL, 3, as_ids=False)
+    body = chat_logprobs(rows, MODEL, 3, texts(), as_ids=False)
 
     [entry] = json.loads(json.dumps(body))["content"]
     assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -1.0]
@@ -173,7 +186,7 @@ def test_what_fills_a_row_up_hides_no_number() -> None:
 
 def test_tokens_can_be_written_as_ids() -> None:
     """``return_tokens_as_token_ids`` writes token_id:N everywhere."""
-    body = completion_logprobs(record([(A, -1.0)]), MODEL, 1, 4, as_ids=True)
+    body = completion_logprobs(record([(A, -1.0)]), 1, texts(4), as_ids=True)
 
     assert body == {
         "text_offset": [4],

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tokenizers import Tokenizer
 
-from support.tokenizer_kinds import CORPUS, KINDS, tokenizer_of
+from support.tokenizer_kinds import CORPUS, KINDS, model_of, tokenizer_of
 from tokenwire.frontend.detokenize import (
     ByteDetokenizer,
     PieceDetokenizer,
     StreamDetokenizer,
 )
 from tokenwire.frontend.fold import Fold
-from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 
@@ -30,9 +29,6 @@ TABLES: dict[str, type[object]] = {
 }
 """How each kind becomes text; all others: by decoding behind what is known."""
 
-PADDING = 9
-"""Rows of the model's embedding above the tokenizer's ids."""
-
 texts = st.text(st.characters(exclude_categories=["Cs"])) | st.lists(
     st.sampled_from(" ".join(CORPUS[:7]).split(" ")), max_size=8
 ).map(" ".join)
@@ -40,21 +36,6 @@ numbers = st.lists(st.integers(0, 10**6), max_size=30)
 examples = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_models: dict[str, TextModel] = {}
-
-
-def model_of(kind: str) -> TextModel:
-    """Return the text model of a kind, made once."""
-    if kind not in _models:
-        tokenizer = tokenizer_of(kind)
-        _models[kind] = TextModel(
-            tokenizer,
-            vocab_size=tokenizer.get_vocab_size() + PADDING,
-            chat_template=None,
-            special_tokens={},
-            sampling_defaults=SamplingDefaults(),
-        )
-    return _models[kind]
 
 
 def ids_of(kind: str, values: list[int]) -> list[int]:
