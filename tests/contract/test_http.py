@@ -82,6 +82,7 @@ async def test_the_trio_on_a_completion(served: Stack, max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])
+@pytest.mark.pitfall(4)
 async def test_a_stream_carries_the_same_ids_and_text(
     served: Stack, endpoint: str
 ) -> None:
@@ -129,6 +130,7 @@ async def test_not_asked_for_not_one_key(served: Stack) -> None:
         assert set(choice) == {"index", "delta", "logprobs", "finish_reason"}
 
 
+@pytest.mark.pitfall(2)
 async def test_every_id_has_a_logprob(served: Stack) -> None:
     """Logprobs and ids come from one record, streamed or not."""
     reply = await served.chat(max_tokens=9, logprobs=True, top_logprobs=2, **IDS)
@@ -155,6 +157,7 @@ async def test_logprobs_zero_means_the_sampled_token(served: Stack) -> None:
     assert logprobs["top_logprobs"] == [{}, {}, {}]
 
 
+@pytest.mark.pitfall(3)
 async def test_choices_and_prompts_keep_their_order(served: Stack) -> None:
     """Two prompts with n=2 give four choices; each equals its prompt's own answer."""
     both = await served.complete(prompt=["ab", "cd"], n=2, max_tokens=6)
@@ -196,6 +199,7 @@ async def test_hand_over_handles_never_leave(pair: Stack) -> None:
     assert "remote" not in reply.text
 
 
+@pytest.mark.pitfall(11)
 async def test_cached_tokens_are_the_prefill_sides(pair: Stack) -> None:
     """The second of two equal prompts reports what prefill found in its cache."""
     prompt = list(range(10, 74))
@@ -235,6 +239,7 @@ async def test_a_stop_string_ends_text_and_ids(served: Stack) -> None:
     assert text_of(streamed) == text[: text.index(stop)]
 
 
+@pytest.mark.pitfall(1)
 async def test_a_stop_token_is_among_the_ids(served: Stack) -> None:
     """The token that stops is returned and counted."""
     free = await served.complete(prompt=[5, 6], max_tokens=9, temperature=0, **IDS)
@@ -301,6 +306,7 @@ async def test_bad_requests_are_plain_400s(
     assert reply.error["param"] == param
 
 
+@pytest.mark.pitfall(3)
 async def test_n_is_refused_by_the_selectors_name(pair: Stack) -> None:
     """The message names the selector that needs one choice."""
     reply = await pair.complete(prompt="a", n=2, **IDS)
@@ -336,6 +342,7 @@ async def test_other_statuses_have_the_same_shape(pair: Stack) -> None:
     assert unknown.error["code"] == "model_not_found"
 
 
+@pytest.mark.pitfall(34)
 async def test_request_ids_are_echoed_if_they_are_ids(pair: Stack) -> None:
     """A well-formed id comes back; another is a 400 and is not repeated."""
     body = {"prompt": "a", "max_tokens": 1}
@@ -351,6 +358,7 @@ async def test_request_ids_are_echoed_if_they_are_ids(pair: Stack) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.pitfall(30)
 async def test_a_client_that_leaves_costs_nothing(
     tiny_model: Path, stream: bool
 ) -> None:
@@ -391,6 +399,7 @@ async def test_a_slow_reader_gets_everything_later(tiny_model: Path) -> None:
         assert concatenated(streamed) == whole.json["nvext"]["completion_token_ids"]
 
 
+@pytest.mark.pitfall(33)
 async def test_nobody_to_serve_is_a_503(tiny_model: Path) -> None:
     """Without a worker: not ready, alive, and 503 with Retry-After."""
     async with stack(tiny_model, ()) as running:
@@ -448,6 +457,7 @@ async def test_models_and_metrics(pair: Stack) -> None:
     assert "tokenwire_kv_handover_seconds_count 1.0" in metrics
 
 
+@pytest.mark.pitfall(31)
 async def test_eight_mebibytes_of_ids_are_taken(pair: Stack) -> None:
     """A large body is read, and refused for its length, not for its size."""
     body = json.dumps({"prompt": [5] * 2_800_000, "max_tokens": 1}).encode()

@@ -39,6 +39,7 @@ def selected(*fields: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("prompt", ["ab cd", PROMPT])
+@pytest.mark.pitfall(13)
 async def test_echo_repeats_the_prompt(served: Stack, prompt: str | list[int]) -> None:
     """The text begins with the prompt's, streamed or not; the ids are the output's."""
     plain = await served.complete(prompt=prompt, max_tokens=4, **IDS)
@@ -254,6 +255,7 @@ async def test_selectors_need_one_choice(served: Stack, selector: str) -> None:
 # --- unknown and unsupported ---------------------------------------------------------
 
 
+@pytest.mark.pitfall(13)
 async def test_unknown_fields_are_named_all_at_once(served: Stack) -> None:
     """One message names every one of them."""
     reply = await served.complete(prompt="a", banana=1, apple=None)
@@ -276,6 +278,7 @@ async def test_unknown_fields_are_ignored_where_the_operator_says_so(
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.pitfall(13)
 async def test_unsupported_fields_are_refused_by_name(served: Stack, name: str) -> None:
     """Neutral values pass, since they ask for nothing; any other is a 400."""
     for value in (None, *UNSUPPORTED[name].neutral):

@@ -83,6 +83,7 @@ async def test_a_stop_string_loses_no_prompt_ids_and_no_cached_tokens(
     assert usage["prompt_tokens_details"]["cached_tokens"] == 48
 
 
+@pytest.mark.pitfall(11)
 async def test_choices_of_one_prompt_count_its_cached_tokens_once(
     served: Stack,
 ) -> None:
@@ -256,6 +257,7 @@ async def test_a_body_that_does_not_arrive_is_a_408(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.pitfall(30)
 async def test_a_half_closed_connection_is_a_client_that_left(
     tiny_model: Path, stream: bool
 ) -> None:

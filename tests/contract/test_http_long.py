@@ -86,6 +86,7 @@ async def wide(wide_model: Path) -> AsyncIterator[Stack]:
         await running.idle()
 
 
+@pytest.mark.pitfall(31)
 async def test_eight_mebibytes_of_ids_are_a_prompt(wide: Stack) -> None:
     """They reach the engine to the id, and come back so."""
     ids = [VOCAB_SIZE - 1 - n % 90_000 for n in range(1_050_000)]

@@ -53,6 +53,7 @@ async def post(running: Up, **fields: Any) -> tuple[int, str]:
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.pitfall(12)
 async def test_a_decode_worker_dies_or_freezes_under_a_stream(
     pair: Up, number: signal.Signals
 ) -> None:

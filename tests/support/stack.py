@@ -100,7 +100,7 @@ class SimWorker:
         )
         self.link = Link("tcp://127.0.0.1:0")
         self._role = role
-        self._name = name
+        self.name = name
         self._sha256 = load_model(str(model)).sha256
         self._tick: asyncio.Task[None] | None = None
         self.service: Service
@@ -120,8 +120,8 @@ class SimWorker:
         info = await engine.start(Sink(), lambda _: None)
         card: dict[str, Any] = {
             "protocol_version": PROTOCOL_VERSION,
-            "worker_id": self._name,
-            "incarnation": f"{self._name}-1",
+            "worker_id": self.name,
+            "incarnation": f"{self.name}-1",
             "role": self._role,
             "model": MODEL_NAME,
             "max_model_len": info.max_model_len,
@@ -170,6 +170,7 @@ class SimWorker:
         if self._tick is not None:
             self._tick.cancel()
         await self.engine.stop()
+        await asyncio.sleep(0)  # the ends of what ran go out
         self.link.close()
 
 

@@ -109,6 +109,7 @@ def test_native_places(
     assert select(None, placement) == Selection()
 
 
+@pytest.mark.pitfall(13)
 def test_unknown_selectors_are_refused_by_name() -> None:
     """The error names the unknown one and the known ones."""
     with pytest.raises(ApiError, match=r"banana.*completion_token_ids") as caught:

@@ -45,6 +45,7 @@ def sampling(
     )
 
 
+@pytest.mark.pitfall(8)
 def test_zero_is_a_value() -> None:
     """temperature=0 and seed=0 reach the engine, whatever the defaults."""
     made = sampling(SamplingDefaults(temperature=0.6), temperature=0, seed=0)

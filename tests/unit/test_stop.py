@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
 from tokenwire.frontend.fold import Fold
@@ -43,6 +44,7 @@ def test_the_match_can_be_included() -> None:
     assert run("one END two", ["END"], include=True) == ("one END", "END")
 
 
+@pytest.mark.pitfall(7)
 def test_the_beginning_is_held_back_until_it_is_decided() -> None:
     """A possible beginning waits, and comes out whole when it was none."""
     stop = StopStrings(["END"], include=False)
@@ -65,6 +67,7 @@ letters = st.text("ab", max_size=12)
 
 
 @given(letters, st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
+@pytest.mark.pitfall(7)
 def test_never_shows_a_stop_string(text: str, stops: list[str]) -> None:
     """The output is the text up to the first completed match, or all of it."""
     out, matched = run(text, stops)
@@ -105,6 +108,7 @@ def test_batches_do_not_matter(text: str, size: int) -> None:
     assert outcome([ids]) == outcome(cut)
 
 
+@pytest.mark.pitfall(1)
 def test_ids_end_with_the_one_that_completes_the_match() -> None:
     """Ids behind a match do not count; the one that completes it does."""
     fold = Fold(Letters(), StopStrings(["b"], include=False))

@@ -26,6 +26,7 @@ def text_model(template: str | None = None) -> TextModel:
     )
 
 
+@pytest.mark.pitfall(28)
 async def test_a_long_text_does_not_hold_the_event_loop() -> None:
     """While a long text is tokenized the loop never waits for most of it, for the GIL."""
     loop = asyncio.get_running_loop()

@@ -102,6 +102,7 @@ def test_any_ids_come_out_as_the_library_decodes_them(
 
 @given(text=texts)
 @examples
+@pytest.mark.pitfall(5)
 def test_no_replacement_that_the_model_did_not_produce(kind: str, text: str) -> None:
     """Characters cut into tokens come out whole: U+FFFD is there only if it was said."""
     token_ids = tokenizer_of(kind).encode(text, add_special_tokens=False).ids
@@ -126,6 +127,7 @@ def test_an_output_goes_on_where_the_prompt_ended(
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.pitfall(6)
 def test_a_prompt_that_ends_inside_a_character_does_not_leak(
     kind: str, at: int
 ) -> None:
@@ -145,6 +147,7 @@ def test_a_prompt_that_ends_inside_a_character_does_not_leak(
 
 @given(values=numbers, cuts=st.lists(st.integers(0, 30), max_size=4))
 @examples
+@pytest.mark.pitfall(4)
 def test_batches_do_not_matter(kind: str, values: list[int], cuts: list[int]) -> None:
     """Ids in one batch or in several fold to the same text."""
     token_ids = ids_of(kind, values)

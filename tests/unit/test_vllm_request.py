@@ -250,6 +250,7 @@ def test_zero_reaches_the_engine() -> None:
     assert not made["detokenize"]
 
 
+@pytest.mark.pitfall(14)
 def test_a_prefill_leg_makes_one_token_and_keeps_its_kv() -> None:
     """max_tokens and min_tokens are lowered on that leg only."""
     made = params(Leg.PREFILL, min_tokens=5)
