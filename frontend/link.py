@@ -337,10 +337,14 @@ class Link:
             if entry is None:
                 continue  # ended here by a loss; the worker has not heard yet
             entry.exchange.tokens(item)
-            end = ends.pop(item.request_id, None) if ends else None
+            end = ends.get(item.request_id) if ends else None
             if end is not None:
-                entry.exchange.finished(end)
-                del opened[item.request_id]
+                # Two steps of one request may be in a Batch: the end is the last one's.
+                if end.num_output_tokens == entry.exchange.num_tokens:
+                    entry.exchange.finished(end)
+                    del opened[item.request_id], ends[item.request_id]
+                else:
+                    end = None
             entry.reply.tokens(item, end)
         for end in ends.values():
             entry = opened.get(end.request_id)

@@ -178,12 +178,30 @@ async def test_tokens_and_their_end_arrive_together(pair: Pair) -> None:
     assert pair.link.num_open == 0
 
 
+async def test_two_steps_of_a_request_in_one_batch_have_one_end(pair: Pair) -> None:
+    """A worker that was late sends both at once: the end belongs to the last tokens.
+
+    It was taken for that of the first, and the link reset with all its requests.
+    """
+    recorder = await pair.submit()
+
+    await pair.worker.send(
+        Batch([tokens(0, 5, 6), tokens(2, 7), tokens(3, 8)], [end(4)])
+    )
+    await eventually(lambda: bool(recorder.ends or recorder.losses))
+
+    assert recorder.ids == [5, 6, 7, 8]
+    assert recorder.ends == [end(4)]
+    assert (pair.link.num_open, pair.link.num_protocol_errors) == (0, 0)
+
+
 BREACHES: dict[str, tuple[Batch | bytes, ...]] = {
     "garbage": (b"\xc1garbage",),
     "empty": (b"",),
     "gap": (Batch([tokens(0, 5)]), Batch([tokens(2, 6)])),
     "repeat": (Batch([tokens(0, 5)]), Batch([tokens(0, 5)])),
     "end that counts other tokens": (Batch([tokens(0, 5)]), Batch([], [end(2)])),
+    "end that counts other tokens than its batch": (Batch([tokens(0, 5)], [end(2)]),),
     "cut message": (encode(Batch([tokens(0, 5)]))[:-3],),
     "half an id": (
         encode(Batch([tokens(0, 5)])).replace(b"\xc4\x04\5\0\0\0", b"\xc4\x03\5\0\0"),
