@@ -38,7 +38,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench model tree lock clean
+	engine-test bench soak model tree lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -102,6 +102,10 @@ engine-test: setup-clients  ## Run the tests on a real vLLM engine.
 bench: setup-dev  ## Measure the frontend on simulated workers (BASELINE=checkout: against it).
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench.py \
 		$(if $(BASELINE),--baseline '$(BASELINE)')
+
+soak: setup-dev  ## Load a frontend for MINUTES (10); fail if its memory grows.
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/soak.py \
+		--minutes $(or $(MINUTES),10)
 
 # Type checkers do not follow import hooks: give them a real tokenwire/ folder.
 tree: $(PACKAGES:%=$(TREE)/%)

@@ -26,8 +26,12 @@ __all__ = ["main", "serve"]
 
 _log = logging.getLogger("tokenwire.frontend")
 
-TOKENIZER_THREADS = 2
-"""Long prompts tokenized at once; the encoder itself releases the GIL."""
+LONG_WORK_THREADS = 2
+"""Long requests prepared at once; the tokenizer itself lets the GIL go."""
+
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread with long work may keep the GIL from the event loop: Python's 5 ms
+would be added to each of its turns (5.3 ms measured, 1.2 ms so)."""
 
 
 def main() -> None:
@@ -37,7 +41,8 @@ def main() -> None:
         level=config.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    executor = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenize")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    executor = ThreadPoolExecutor(LONG_WORK_THREADS, "long-work")
     try:
         model = load_model(config.model, executor)
     except ModelError as error:
