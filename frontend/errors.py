@@ -8,6 +8,9 @@ from tokenwire.protocol.messages import ErrorKind
 
 __all__ = ["ApiError", "bad_request", "from_worker", "overloaded", "unavailable"]
 
+MAX_MESSAGE_CHARS = 2_000
+"""Of an error's message: it may quote a field, and a field may have any length."""
+
 RETRY_AFTER_S = 1
 """What a busy or worker-less frontend tells clients to wait: one heartbeat, after
 which the load it routes by is fresh."""
@@ -26,6 +29,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        if len(message) > MAX_MESSAGE_CHARS:
+            message = f"{message[:MAX_MESSAGE_CHARS]}..."
         super().__init__(message)
         self.status = status
         self.message = message

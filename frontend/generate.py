@@ -26,7 +26,7 @@ from .schema import CommonRequest, StreamOptions, convert
 from .stop import StopStrings
 from .tokenizer import TextModel
 
-__all__ = ["GenerateRequest", "generate_call"]
+__all__ = ["PARAMS", "GenerateParams", "GenerateRequest", "generate_call"]
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -62,7 +62,7 @@ class GenerateParams(CommonRequest, kw_only=True):
     prompt_logprobs: int | None = None
 
 
-_PARAMS = {
+PARAMS = {
     "allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos",
     "include_stop_str_in_output", "logit_bias", "logprobs", "max_tokens", "min_p",
     "min_tokens", "n", "presence_penalty", "prompt_logprobs", "repetition_penalty",
@@ -140,7 +140,7 @@ def _params(request: GenerateRequest) -> GenerateParams:
     if refused:
         msg = f"sampling_params.{refused[0]} is not supported"
         raise bad_request(msg, f"sampling_params.{refused[0]}")
-    known = {name: value for name, value in given.items() if name in _PARAMS}
+    known = {name: value for name, value in given.items() if name in PARAMS}
     structure = known.get("structured_outputs")
     if isinstance(structure, dict):
         # vLLM's object has switches too, which are off.
@@ -206,6 +206,6 @@ def _placed(error: ApiError) -> ApiError:
     """Return *error* with the path of its field in this body."""
     if error.param == "prompt":
         error.param = "token_ids"
-    elif error.param is not None and error.param in _PARAMS:
+    elif error.param is not None and error.param in PARAMS:
         error.param = f"sampling_params.{error.param}"
     return error

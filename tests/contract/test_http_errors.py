@@ -15,8 +15,10 @@ import pytest
 import pytest_asyncio
 
 from support.stack import MODEL_NAME, Reply, Stack, stack
+from tokenwire.frontend.generate import PARAMS, GenerateParams, GenerateRequest
 from tokenwire.frontend.nvext import Nvext
 from tokenwire.frontend.schema import ChatRequest, CompletionRequest, StreamOptions
+from tokenwire.frontend.tokens import Detokenize, TokenizeChat, TokenizeText
 from tokenwire.protocol.messages import Role
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,9 +35,18 @@ BODIES: dict[str, tuple[str, type[msgspec.Struct], dict[str, Any]]] = {
         CompletionRequest,
         {"prompt": "hello", "max_tokens": 2},
     ),
+    "generate": (
+        "/inference/v1/generate",
+        GenerateRequest,
+        {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
+    ),
+    "tokenize": ("/tokenize", TokenizeText, {"prompt": "hello"}),
+    "tokenize chat": ("/tokenize", TokenizeChat, {"messages": MESSAGES}),
+    "detokenize": ("/detokenize", Detokenize, {"tokens": [5, 6]}),
 }
 NESTED: dict[str, type[msgspec.Struct]] = {
     "nvext": Nvext,
+    "sampling_params": GenerateParams,
     "stream_options": StreamOptions,
 }
 """Fields that are objects of their own."""
@@ -46,7 +57,9 @@ CASES = [
         (body, (outer, name))
         for body in BODIES
         for outer, kind in NESTED.items()
+        if outer in BODIES[body][1].__struct_fields__
         for name in kind.__struct_fields__
+        if outer != "sampling_params" or name in PARAMS  # others are ignored there
     ),
 ]
 
@@ -106,7 +119,8 @@ def written(fields: dict[str, Any], path: tuple[str, ...], value: str) -> bytes:
     for name in reversed(path[1:]):
         value = f'{{"{name}": {value}}}'
     others = {name: one for name, one in fields.items() if name != path[0]}
-    text = json.dumps(others)[:-1] + f', "{path[0]}": {value}}}'
+    members = [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in others.items()]
+    text = "{" + ", ".join([*members, f'"{path[0]}": {value}']) + "}"
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -151,8 +165,12 @@ async def test_no_value_of_any_field_is_a_500(
 ) -> None:
     """Each is served, or refused with a plain 400; of a wrong type, by its own name."""
     url, kind, fields = BODIES[body]
-    for name, value in VALUES.items():
-        data = written({**fields, "stream": stream}, path, value)
+    if stream and "stream" not in kind.__struct_fields__:
+        return
+    # A body is checked before it is streamed: a third of the values will do there.
+    for name, value in list(VALUES.items())[:: 3 if stream else 1]:
+        options = {"stream": True} if stream else {}
+        data = written({**fields, **options}, path, value)
         reply = await served.post(url, data)
 
         assert reply.status in {200, 400, 404}, (name, reply.status, reply.text[:300])
@@ -205,7 +223,7 @@ async def test_unknown_fields_are_named_whatever_their_name(
         assert reply.error["param"] == name
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", ["chat", "completions"])
 async def test_the_last_of_equal_fields_counts(served: Stack, body: str) -> None:
     """As every parser of JSON has it."""
     url, _, fields = BODIES[body]
