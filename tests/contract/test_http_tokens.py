@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[str, Any, str | None]] = {
         "continue_final_message",
     ),
     "strings": ("/tokenize", {"prompt": "a", "return_token_strs": 1}, "return_token_strs"),
-    "a surrogate": ("/tokenize", b'{"prompt": "\\ud800"}', None),
+    "a surrogate": ("/tokenize", b'{"prompt": "\\ud800"}', "prompt"),
     "no tokens": ("/detokenize", {}, "tokens"),
     "tokens of text": ("/detokenize", {"tokens": "abc"}, "tokens"),
     "a boolean": ("/detokenize", {"tokens": [True]}, "tokens"),
