@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from support.real_stack import LOAD_S, NAME, PAIR
-from support.up import Up, up
+from support.real_stack import LOAD_S, NAME, PAIR, gauge_pages
+from support.up import Up, until, up
 from support.vllm_engine import MODEL
 
 
@@ -30,6 +30,13 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
         ),
         name=NAME,
     ) as running:
+        # It serves a moment before it says where the workers' gauges are.
+        workers = ("prefill-0", "decode-0")
+        await until(
+            lambda: all(gauge_pages(running, worker) for worker in workers),
+            10,
+            "announced",
+        )
         yield running
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import time
 import urllib.request
@@ -18,7 +17,7 @@ from openai import AsyncOpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from support.real_stack import LOAD_S, NAME, PAIR, prompt_of
+from support.real_stack import LOAD_S, NAME, PAIR, gauge_pages, prompt_of
 from support.up import Up, until
 from support.vllm_engine import (
     MODEL,
@@ -39,8 +38,8 @@ GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 def gauges(running: Up, worker: str) -> dict[str, float]:
     """Return running, waiting and KV usage of a worker, as it says at this moment."""
-    said = re.findall(rf"{worker} +(http://\S+/metrics)", running.log.read_text())
-    with urllib.request.urlopen(said[-1], timeout=5) as answer:  # noqa: S310 - loopback
+    page_url = gauge_pages(running, worker)[-1]
+    with urllib.request.urlopen(page_url, timeout=5) as answer:  # noqa: S310 - loopback
         page = answer.read().decode()
     found = {
         name: float(line.rpartition(" ")[2])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["LOAD_S", "NAME", "PAIR", "prompt_of"]
+import re
+
+from .up import Up
+
+__all__ = ["LOAD_S", "NAME", "PAIR", "gauge_pages", "prompt_of"]
 
 NAME = "smollm2"
 PAIR = {"prefill": 1, "decode": 1}
@@ -13,3 +17,8 @@ LOAD_S = 300.0
 def prompt_of(length: int) -> list[int]:
     """Return a prompt of *length* ids, unlike those of other lengths."""
     return [1_000 + (length * 7_919 + n * 104_729) % 40_000 for n in range(length)]
+
+
+def gauge_pages(running: Up, worker: str) -> list[str]:
+    """Return where a worker shows its gauges, once for each time it was started."""
+    return re.findall(rf"{worker} +(http://\S+/metrics)", running.log.read_text())
