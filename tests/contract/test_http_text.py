@@ -81,7 +81,7 @@ async def test_streamed_and_whole_are_one_text(
     logprobs: dict[str, list[Any]] = {}
     for event in streamed.events[:-1]:
         assert event.body is not None
-        body = event.body["choices"][0]["logprobs"] or {}
+        body: dict[str, list[Any]] = event.body["choices"][0]["logprobs"] or {}
         num_ids = len(event.nvext.get("completion_token_ids", []))
         assert {len(entries) for entries in body.values()} <= {num_ids}
         for name, entries in body.items():
