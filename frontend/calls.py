@@ -11,6 +11,7 @@ import msgspec
 
 from tokenwire.protocol.messages import Sampling
 
+from .bounds import MAX_CHOICES, MAX_SALT_CHARS, REQUEST_ID_FORM, within
 from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
 from .job import Job
@@ -24,7 +25,7 @@ from .prompts import (
     separate_prompts,
     truncated,
 )
-from .sampling import INT_BOUND, MAX_LOGPROBS, make_sampling, stop_strings
+from .sampling import make_sampling, stop_strings
 from .schema import (
     ChatRequest,
     CommonRequest,
@@ -48,13 +49,7 @@ __all__ = [
     "numbered",
 ]
 
-MAX_CHOICES = 128
-"""Choices of one request: OpenAI's limit of ``n``; also prompts times ``n``."""
-
-MAX_SALT_CHARS = 1_024
-"""As in vLLM; 43 are enough for 256 bits."""
-
-_REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_REQUEST_ID_FORM = re.compile(REQUEST_ID_FORM)
 
 
 @dataclass(slots=True)
@@ -83,12 +78,9 @@ async def chat_call(
     request = parsed.request
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=1)
-    num_top = request.top_logprobs or 0
+    num_top = within("top_logprobs", request.top_logprobs or 0)
     if request.top_logprobs is not None and not request.logprobs:
         msg = "top_logprobs needs logprobs: true"
-        raise bad_request(msg, "top_logprobs")
-    if not 0 <= num_top <= MAX_LOGPROBS:
-        msg = f"top_logprobs must be at least 0 and at most {MAX_LOGPROBS}"
         raise bad_request(msg, "top_logprobs")
     prompt = await _chat_prompt(request, model, policy)
     max_tokens = request.max_completion_tokens
@@ -124,9 +116,8 @@ async def completion_call(
         param = "n" if selection.completion_token_ids else "best_of"
         msg = f"best_of must equal n; nvext.extra_fields={[SELECTOR]} needs 1"
         raise bad_request(msg, param)
-    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
-        msg = f"logprobs must be at least 0 and at most {MAX_LOGPROBS}"
-        raise bad_request(msg, "logprobs")
+    if request.logprobs is not None:
+        within("logprobs", request.logprobs)
     prompt_logprobs = request.prompt_logprobs
     if request.echo and request.logprobs is not None:
         if request.stream:
@@ -217,10 +208,7 @@ def check_common(
     check_model(request.model, pool)
     if request.request_id is not None:
         check_request_id(request.request_id, "request_id")
-    n = 1 if request.n is None else request.n
-    if n < 1:
-        msg = f"n must be at least 1, not {n}"
-        raise bad_request(msg, "n")
+    n = within("n", 1 if request.n is None else request.n)
     if selection.completion_token_ids:
         only = f"nvext.extra_fields={[SELECTOR]} needs exactly one choice"
         if n != 1:
@@ -235,16 +223,12 @@ def check_common(
     if n * num_prompts > MAX_CHOICES:
         msg = f"{n * num_prompts} choices were asked for, the limit is {MAX_CHOICES}"
         raise bad_request(msg, "n")
-    if not -INT_BOUND <= (request.priority or 0) < INT_BOUND:
-        msg = "priority must be a signed 64-bit integer"
-        raise bad_request(msg, "priority")
+    within("priority", request.priority or 0)
     if request.stream_options is not None and not request.stream:
         msg = "stream_options needs stream: true"
         raise bad_request(msg, "stream_options")
     if request.prompt_logprobs is not None:
-        if not 0 <= request.prompt_logprobs <= MAX_LOGPROBS:
-            msg = f"prompt_logprobs must be at least 0 and at most {MAX_LOGPROBS}"
-            raise bad_request(msg, "prompt_logprobs")
+        within("prompt_logprobs", request.prompt_logprobs)
         if request.stream and not selection.prompt_logprobs:
             msg = (
                 "prompt_logprobs are available when stream=true only with "

@@ -14,6 +14,7 @@ import msgspec
 
 from tokenwire.protocol.messages import Sampling
 
+from .bounds import within
 from .calls import Call, check_cache_salt, check_common, numbered
 from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
@@ -21,7 +22,7 @@ from .generate_shape import GenerateFrame, GenerateShape, NoText
 from .job import Job
 from .nvext import Selection
 from .pool import Pool
-from .sampling import MAX_LOGPROBS, make_sampling, stop_strings
+from .sampling import make_sampling, stop_strings
 from .schema import CommonRequest, StreamOptions, convert
 from .stop import StopStrings
 from .tokenizer import TextModel
@@ -89,6 +90,8 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
     check_cache_salt(request.cache_salt)
     token_ids = await model.checked_ids(request.token_ids, "token_ids")
     try:
+        if params.logprobs is not None:
+            within("logprobs", params.logprobs)
         check_common(params, Selection(), pool, num_prompts=1)
         sampling = _sampling(params, len(token_ids), model, pool)
         strings = stop_strings(params.stop)
@@ -152,11 +155,6 @@ def _params(request: GenerateRequest) -> GenerateParams:
     if params.prompt_logprobs is not None and request.stream:
         msg = "prompt_logprobs are not available when stream=true"
         raise bad_request(msg, "sampling_params.prompt_logprobs")
-    for field in ("logprobs", "prompt_logprobs"):
-        number = getattr(params, field)
-        if number is not None and not 0 <= number <= MAX_LOGPROBS:
-            msg = f"{field} must be at least 0 and at most {MAX_LOGPROBS}, not {number}"
-            raise bad_request(msg, f"sampling_params.{field}")
     params.model = request.model
     params.stream = request.stream
     params.stream_options = request.stream_options

@@ -9,31 +9,14 @@ import msgspec
 
 from tokenwire.protocol.messages import Sampling, StructuredOutput
 
+from .bounds import MAX_STOP_CHARS, MAX_STOP_STRINGS, within
 from .errors import ApiError, bad_request
 
 if TYPE_CHECKING:
     from .schema import CommonRequest
     from .tokenizer import TextModel
 
-__all__ = [
-    "INT_BOUND",
-    "MAX_LOGPROBS",
-    "MAX_STOP_STRINGS",
-    "make_sampling",
-    "stop_strings",
-]
-
-MAX_LOGPROBS = 20
-"""OpenAI's limit of ``top_logprobs``, and vLLM's default ``max_logprobs``."""
-
-MAX_STOP_STRINGS = 16
-"""OpenAI takes 4; vLLM any number. Each costs a scan per token."""
-
-MAX_STOP_CHARS = 1_000
-"""One stop string: as much text may be held back from the client."""
-
-INT_BOUND = 2**63
-"""Numbers travel as signed 64-bit integers; vLLM's seed is one."""
+__all__ = ["make_sampling", "stop_strings"]
 
 _ID_DIGITS = 10
 """Of 2**32 - 1, the largest id that the wire has a form for."""
@@ -73,7 +56,7 @@ def make_sampling(
         )
         raise bad_request(msg, "prompt", "context_length_exceeded")
     if max_tokens is not None:
-        _range("max_tokens", max_tokens, 1, None)
+        within("max_tokens", max_tokens)
         if max_tokens > room:
             msg = (
                 f"This model's maximum context length is {max_model_len} tokens, but "
@@ -83,7 +66,7 @@ def make_sampling(
             raise bad_request(msg, "max_tokens", "context_length_exceeded")
     defaults = model.sampling_defaults
     limit = max_tokens if max_tokens is not None else room
-    min_tokens = _range("min_tokens", request.min_tokens or 0, 0, None)
+    min_tokens = within("min_tokens", request.min_tokens or 0)
     if min_tokens > limit:
         msg = f"min_tokens={min_tokens} is above max_tokens={limit}"
         raise bad_request(msg, "min_tokens")
@@ -91,40 +74,24 @@ def make_sampling(
     return Sampling(
         max_tokens=limit,
         min_tokens=min_tokens,
-        temperature=_range(
-            "temperature",
-            _first(request.temperature, defaults.temperature, 1.0),
-            0,
-            100,
+        temperature=within(
+            "temperature", _first(request.temperature, defaults.temperature, 1.0)
         ),
-        top_p=_range(
-            "top_p", _first(request.top_p, defaults.top_p, 1.0), 0, 1, above=True
-        ),
-        top_k=max(
-            0,
-            _range(
-                "top_k",
-                _first(request.top_k, defaults.top_k, 0),
-                -1,
-                INT_BOUND - 1,
-            ),
-        ),
-        min_p=_range("min_p", _first(request.min_p, defaults.min_p, 0.0), 0, 1),
+        top_p=within("top_p", _first(request.top_p, defaults.top_p, 1.0)),
+        top_k=max(0, within("top_k", _first(request.top_k, defaults.top_k, 0))),
+        min_p=within("min_p", _first(request.min_p, defaults.min_p, 0.0)),
         seed=None
         if request.seed is None or request.seed == -1  # -1: none, as in vLLM
-        else _range("seed", request.seed, -INT_BOUND, INT_BOUND - 1),
-        presence_penalty=_range(
-            "presence_penalty", _first(request.presence_penalty, 0.0), -2, 2
+        else within("seed", request.seed),
+        presence_penalty=within(
+            "presence_penalty", _first(request.presence_penalty, 0.0)
         ),
-        frequency_penalty=_range(
-            "frequency_penalty", _first(request.frequency_penalty, 0.0), -2, 2
+        frequency_penalty=within(
+            "frequency_penalty", _first(request.frequency_penalty, 0.0)
         ),
-        repetition_penalty=_range(
+        repetition_penalty=within(
             "repetition_penalty",
             _first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
-            0,
-            None,
-            above=True,
         ),
         stop_token_ids=_ids("stop_token_ids", request.stop_token_ids or [], vocab_size),
         ignore_eos=bool(request.ignore_eos),
@@ -163,20 +130,6 @@ def _first(*values: N | None) -> N:
     return next(value for value in values if value is not None)
 
 
-def _range(
-    field: str, value: N, low: float | None, high: float | None, *, above: bool = False
-) -> N:
-    """Return *value* if it is within ``low..high``; *above*: greater than *low*."""
-    too_low = low is not None and (value <= low if above else value < low)
-    if too_low or (high is not None and value > high):
-        bounds = f"{'above' if above else 'at least'} {low}" if low is not None else ""
-        if high is not None:
-            bounds += f"{' and ' if bounds else ''}at most {high}"
-        msg = f"{field} must be {bounds}, not {value}"
-        raise bad_request(msg, field)
-    return value
-
-
 def _ids(field: str, token_ids: Sequence[int], vocab_size: int) -> list[int]:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
@@ -203,7 +156,7 @@ def _logit_bias(
             msg = f"logit_bias: {key!r:.40} is not a token id"
             raise bad_request(msg, "logit_bias")
         [token_id] = _ids("logit_bias", [int(key)], vocab_size)
-        result[token_id] = _range("logit_bias", value, -100, 100)
+        result[token_id] = within("logit_bias", value)
     return result
 
 

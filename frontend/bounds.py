@@ -1,0 +1,93 @@
+"""Bounds of request fields: checked here, and told to clients by ``/openapi.json``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+from .errors import bad_request
+
+__all__ = [
+    "BOUNDS",
+    "INT_BOUND",
+    "MAX_CHOICES",
+    "MAX_LOGPROBS",
+    "MAX_SALT_CHARS",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_STRINGS",
+    "REQUEST_ID_FORM",
+    "Bound",
+    "within",
+]
+
+MAX_CHOICES = 128
+"""Choices of one request: OpenAI's limit of ``n``; also prompts times ``n``."""
+
+MAX_LOGPROBS = 20
+"""OpenAI's limit of ``top_logprobs``, and vLLM's default ``max_logprobs``."""
+
+MAX_SALT_CHARS = 1_024
+"""A ``cache_salt``: as in vLLM; 43 are enough for 256 bits."""
+
+MAX_STOP_STRINGS = 16
+"""OpenAI takes 4; vLLM any number. Each costs a scan per token."""
+
+MAX_STOP_CHARS = 1_000
+"""One stop string: as much text may be held back from the client."""
+
+INT_BOUND = 2**63
+"""Numbers travel as signed 64-bit integers; vLLM's seed is one."""
+
+REQUEST_ID_FORM = r"[A-Za-z0-9._-]{1,128}"
+"""A client's request id: it is repeated in a header and written into logs."""
+
+N = TypeVar("N", int, float)
+
+
+class Bound(NamedTuple):
+    """What a number may be."""
+
+    low: int | None = None
+    high: int | None = None
+    above: bool = False  # greater than ``low``, not equal to it
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        if self.low is not None:
+            parts.append(f"{'above' if self.above else 'at least'} {self.low}")
+        if self.high is not None:
+            parts.append(f"at most {self.high}")
+        return " and ".join(parts)
+
+
+BOUNDS = {
+    "frequency_penalty": Bound(-2, 2),
+    "logit_bias": Bound(-100, 100),  # of each value
+    "logprobs": Bound(0, MAX_LOGPROBS),
+    "max_tokens": Bound(1),
+    "min_p": Bound(0, 1),
+    "min_tokens": Bound(0),
+    "n": Bound(1, MAX_CHOICES),
+    "presence_penalty": Bound(-2, 2),
+    "priority": Bound(-INT_BOUND, INT_BOUND - 1),
+    "prompt_logprobs": Bound(0, MAX_LOGPROBS),
+    "repetition_penalty": Bound(0, above=True),
+    "seed": Bound(-INT_BOUND, INT_BOUND - 1),
+    "temperature": Bound(0, 100),
+    "top_k": Bound(-1, INT_BOUND - 1),
+    "top_logprobs": Bound(0, MAX_LOGPROBS),
+    "top_p": Bound(0, 1, above=True),
+}
+
+
+def within(field: str, value: N) -> N:
+    """Return *value* if it is within the bound of *field*.
+
+    Raises:
+        ApiError: 400 with *field* as ``param``.
+    """
+    low, high, above = bound = BOUNDS[field]
+    too_low = low is not None and (value <= low if above else value < low)
+    if too_low or (high is not None and value > high):
+        msg = f"{field} must be {bound}, not {value}"
+        raise bad_request(msg, field)
+    return value
