@@ -88,6 +88,6 @@ def within(field: str, value: N) -> N:
     low, high, above = bound = BOUNDS[field]
     too_low = low is not None and (value <= low if above else value < low)
     if too_low or (high is not None and value > high):
-        msg = f"{field} must be {bound}, not {value}"
+        msg = f"{field} must be {bound}, not {value!s:.40}"
         raise bad_request(msg, field)
     return value

@@ -16,6 +16,7 @@ from .errors import bad_request
 
 __all__ = [
     "SELECTOR",
+    "SELECTORS",
     "Nvext",
     "Placement",
     "Selection",
@@ -109,7 +110,8 @@ class Selection:
         return self.prompt_token_ids or self.engine_data
 
 
-_SELECTORS = {field.name for field in fields(Selection)} - {"native"}
+SELECTORS = frozenset(field.name for field in fields(Selection)) - {"native"}
+"""What ``extra_fields`` may name."""
 
 
 def fold_alias(body: dict[str, object]) -> bool:
@@ -176,9 +178,9 @@ def select(
         ApiError: 400 with the unknown selectors and the known ones.
     """
     names = set(nvext.extra_fields or ()) if nvext is not None else set[str]()
-    unknown = sorted(names - _SELECTORS)
+    unknown = sorted(names - SELECTORS)
     if unknown:
-        msg = f"unknown nvext.extra_fields {unknown}; known are {sorted(_SELECTORS)}"
+        msg = f"unknown nvext.extra_fields {unknown}; known are {sorted(SELECTORS)}"
         raise bad_request(msg, "nvext.extra_fields")
     if not names:
         return Selection()

@@ -22,6 +22,7 @@ from .errors import ApiError, bad_request, overloaded, unavailable
 from .generate import GenerateRequest, generate_call
 from .link import Link
 from .metrics import CONTENT_TYPE, Metrics
+from .openapi import openapi_document
 from .policy import Policy
 from .pool import Pool
 from .schema import (
@@ -83,6 +84,7 @@ class Server:
         self._pool = pool
         self._metrics = metrics
         self._started = started  # Unix seconds
+        self._openapi_json: bytes | None = None  # made when first asked for
         self._num_inflight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -106,6 +108,7 @@ class Server:
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_get("/version", self._version)
+        app.router.add_get("/openapi.json", self._openapi)
         return app
 
     async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
@@ -284,6 +287,15 @@ class Server:
         del request
         body = self._metrics.exposition()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        del request
+        if self._openapi_json is None:
+            document = openapi_document(
+                ignore_unknown_fields=self._policy.ignore_unknown_fields
+            )
+            self._openapi_json = msgspec.json.encode(document)
+        return web.Response(body=self._openapi_json, content_type="application/json")
 
     def _watch(self) -> None:
         self._metrics.num_inflight.set_function(lambda: self._num_inflight)

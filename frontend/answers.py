@@ -1,0 +1,329 @@
+"""The types of all answers, for ``/openapi.json``: nothing here is ever encoded.
+
+``shapes.py`` writes the bytes; tests validate what it writes against these. A field
+that may be ``UNSET`` is absent unless it is asked for, and never null then.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+__all__ = [
+    "ChatCompletion",
+    "ChatCompletionChunk",
+    "Completion",
+    "CompletionChunk",
+    "ErrorAnswer",
+    "Health",
+    "Live",
+    "Model",
+    "ModelList",
+    "Ready",
+]
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Number = Annotated[float, msgspec.Meta(ge=0)]  # of milliseconds
+Logprob = Annotated[float, msgspec.Meta(le=0)]
+TokenIds = list[Count]
+FinishReason = Literal["stop", "length"]
+
+
+class _Answer(msgspec.Struct, forbid_unknown_fields=True):
+    """An object with these keys and no others."""
+
+
+# --- what both endpoints share -----------------------------------------------------------
+
+
+class PromptTokensDetails(_Answer):
+    """Of the prompt's tokens."""
+
+    cached_tokens: Count
+
+
+class Usage(_Answer):
+    """How many tokens there were."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(_Answer):
+    """One candidate at a place in the prompt."""
+
+    logprob: Logprob
+    rank: Count
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Per prompt token its candidates, by id; the first, which nothing precedes, is null."""
+
+
+class WorkerId(_Answer):
+    """Who served the request."""
+
+    decode_worker_id: str
+    prefill_worker_id: str | UnsetType = UNSET
+
+
+class Timing(_Answer):
+    """How long it took, and what did not have to be computed."""
+
+    total_ms: Number
+    cached_tokens: Count
+    queue_ms: Number | UnsetType = UNSET
+    prefill_ms: Number | UnsetType = UNSET
+    ttft_ms: Number | UnsetType = UNSET
+
+
+class EngineData(_Answer):
+    """The whole sequence; both completion lists have one length."""
+
+    prompt_token_ids: TokenIds
+    completion_token_ids: TokenIds
+    completion_logprobs: list[Logprob]
+
+
+class AnswerNvext(_Answer):
+    """What ``nvext.extra_fields`` of the request selected; on streams the final chunk's."""
+
+    completion_token_ids: TokenIds | UnsetType = UNSET
+    prompt_token_ids: TokenIds | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    worker_id: WorkerId | UnsetType = UNSET
+    timing: Timing | UnsetType = UNSET
+    stop_reason: int | str | UnsetType = UNSET
+    engine_data: EngineData | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    weight_version: str | UnsetType = UNSET
+
+
+class _Generated(_Answer):
+    """The root of all that is generated."""
+
+    id: str
+    created: int  # Unix seconds
+    model: str
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # vLLM's place
+    nvext: AnswerNvext | UnsetType = UNSET
+
+
+class _Choice(_Answer):
+    """What the choices of both endpoints have."""
+
+    index: Count
+    # vLLM's and SGLang's places
+    token_ids: TokenIds | UnsetType = UNSET
+    prompt_token_ids: TokenIds | UnsetType = UNSET
+
+
+# --- chat --------------------------------------------------------------------------------
+
+
+class ChatTopLogprob(_Answer):
+    """A likely token."""
+
+    token: str
+    logprob: Logprob
+    bytes: list[int]
+
+
+class ChatTokenLogprob(ChatTopLogprob):
+    """An output token."""
+
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(_Answer):
+    """One entry per output token."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ChatMessage(_Answer):
+    """What the assistant says."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(_Choice, kw_only=True):
+    """One output."""
+
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(_Generated, kw_only=True):
+    """A whole answer of ``/v1/chat/completions``."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    # vLLM's places
+    prompt_token_ids: TokenIds | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ChatDelta(_Answer):
+    """What a chunk adds; role comes with a choice's first chunk."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(_Choice, kw_only=True):
+    """A part of one output."""
+
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(_Generated, kw_only=True):
+    """One event of a streamed chat; choices are empty on the usage chunk alone."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType = UNSET
+    prompt_token_ids: TokenIds | UnsetType = UNSET  # vLLM's place, on the first chunk
+
+
+# --- completions -------------------------------------------------------------------------
+
+
+class CompletionLogprobs(_Answer):
+    """Four lists of one length; entries of a prompt's first token are null."""
+
+    text_offset: list[Count]
+    token_logprobs: list[Logprob | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, Logprob] | None]
+
+
+class _CompletionChoice(_Choice, kw_only=True):
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class CompletionChoice(_CompletionChoice, kw_only=True):
+    """One output."""
+
+    finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # vLLM's place
+
+
+class Completion(_Generated, kw_only=True):
+    """A whole answer of ``/v1/completions``."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(_CompletionChoice, kw_only=True):
+    """A part of one output."""
+
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(_Generated, kw_only=True):
+    """One event of a streamed completion."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+# --- the rest ----------------------------------------------------------------------------
+
+
+class ErrorObject(_Answer):
+    """What went wrong."""
+
+    message: str
+    type: Literal[
+        "invalid_request_error",
+        "rate_limit_error",
+        "server_error",
+        "service_unavailable_error",
+    ]
+    param: str | None  # the field at fault
+    code: str | None
+
+
+class ErrorAnswer(_Answer):
+    """Every answer that is no success; also the event of a stream that fails."""
+
+    error: ErrorObject
+
+
+class Model(_Answer):
+    """The served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int  # Unix seconds
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None  # null until a worker is known
+
+
+class ModelList(_Answer):
+    """All models: one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Live(_Answer):
+    """The process runs."""
+
+    status: Literal["live"]
+
+
+class WorkerCounts(_Answer):
+    """Workers that take requests."""
+
+    prefill: Count
+    decode: Count
+    aggregated: Count
+
+
+class Ready(_Answer):
+    """Whether generation can be served."""
+
+    ready: bool
+    workers: WorkerCounts
+
+
+class HealthInstance(_Answer):
+    """A worker as this frontend sees it; what is zero or empty is absent."""
+
+    endpoint: str
+    state: Literal["connecting", "hello", "ready", "refused", "closed"]
+    worker_id: str | UnsetType = UNSET
+    role: Literal["prefill", "decode", "aggregated"] | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    num_running: Count | UnsetType = UNSET
+    num_waiting: Count | UnsetType = UNSET
+    kv_usage: float | UnsetType = UNSET
+    draining: bool | UnsetType = UNSET
+    num_open: Count | UnsetType = UNSET
+
+
+class Health(_Answer):
+    """Whether generation can be served, and by whom."""
+
+    status: Literal["ok", "unavailable"]
+    instances: list[HealthInstance]

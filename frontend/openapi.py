@@ -1,0 +1,312 @@
+"""The OpenAPI document: what ``/openapi.json`` says of every route.
+
+Made from the types that parse requests (``schema``), from those that describe answers
+(``answers``), and from the tables of bounds, descriptions and refused fields, so that
+a new field is in it by itself. A new route is listed here; a test compares.
+"""
+
+from __future__ import annotations
+
+import copy
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    ErrorAnswer,
+    Health,
+    Live,
+    Model,
+    ModelList,
+    Ready,
+)
+from .bounds import BOUNDS, REQUEST_ID_FORM, Bound
+from .fields import ALIAS, FORMS, describe
+from .nvext import SELECTORS, Nvext
+from .schema import ChatRequest, CompletionRequest
+from .unsupported import UNSUPPORTED, Unsupported
+
+__all__ = ["CHUNK_KEY", "ROUTES", "Route", "openapi_document"]
+
+Json = dict[str, Any]
+
+CHUNK_KEY = "x-event-schema"
+"""Names the type of a stream's events: OpenAPI 3.1 has no word for it, 3.2 will."""
+
+_REFERENCE = "#/components/schemas/{name}"
+
+FAILURES = {
+    400: "The request is wrong; param names the field.",
+    404: "There is no such model.",
+    413: "The body is above the operator's limit.",
+    415: "The body is not application/json.",
+    429: "This frontend serves as many requests as it may.",
+    500: "A bug; the log has it.",
+    502: "A worker failed.",
+    503: "No worker can take the request now.",
+}
+"""What an error's status says, in every answer that may have it."""
+
+_GENERATING = (400, 404, 413, 415, 429, 500, 502, 503)
+
+
+class Route(NamedTuple):
+    """One method of one path."""
+
+    method: str
+    path: str
+    summary: str
+    answers: dict[int, type[msgspec.Struct] | str]  # by status; a string: of that type
+    failures: tuple[int, ...] = (500,)  # answered by an ``ErrorAnswer``
+    request: type[msgspec.Struct] | None = None
+    chunk: type[msgspec.Struct] | None = None  # of each event, when streamed
+
+
+ROUTES = (
+    Route(
+        "post",
+        "/v1/chat/completions",
+        "Go on with a conversation",
+        {200: ChatCompletion},
+        _GENERATING,
+        ChatRequest,
+        ChatCompletionChunk,
+    ),
+    Route(
+        "post",
+        "/v1/completions",
+        "Go on with a text, or with token ids",
+        {200: Completion},
+        _GENERATING,
+        CompletionRequest,
+        CompletionChunk,
+    ),
+    Route("get", "/v1/models", "List the served model", {200: ModelList}),
+    Route("get", "/v1/models/{model}", "Describe it", {200: Model}, (404, 500)),
+    Route(
+        "get",
+        "/health",
+        "Tell whether generation can be served, and by whom",
+        {200: Health, 503: Health},
+    ),
+    Route("get", "/live", "Tell that the process runs", {200: Live}),
+    Route(
+        "get",
+        "/ready",
+        "Tell whether generation can be served, with counts",
+        {200: Ready, 503: Ready},
+    ),
+    Route("get", "/metrics", "Return metrics for Prometheus", {200: "text/plain"}),
+    Route("get", "/openapi.json", "Return this", {200: "application/json"}),
+)
+
+
+def openapi_document(*, ignore_unknown_fields: bool = False) -> Json:
+    """Return the document.
+
+    Args:
+        ignore_unknown_fields: Whether requests may have fields that nobody knows.
+    """
+    paths: dict[str, Json] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "tokenwire",
+            "version": metadata.version("tokenwire"),
+            "description": "OpenAI's API, with exact token ids.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(ignore_unknown_fields=ignore_unknown_fields),
+            "headers": {
+                "RequestId": {
+                    "description": "The request's own, if it has one.",
+                    "schema": {"type": "string", "pattern": f"^{REQUEST_ID_FORM}$"},
+                },
+                "RetryAfter": {
+                    "description": "Seconds after which to try again.",
+                    "schema": {"type": "string", "pattern": "^[0-9]+$"},
+                },
+            },
+        },
+    }
+
+
+# --- operations --------------------------------------------------------------------------
+
+
+def _operation(route: Route) -> Json:
+    operation: Json = {
+        "summary": route.summary,
+        "operationId": f"{route.method}{route.path}".replace("/", "_").strip("{}"),
+        "parameters": [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "minLength": 1},
+            }
+            for name in ("model",)
+            if "{" + name + "}" in route.path
+        ],
+        "responses": {
+            str(status): response
+            for status, response in sorted(
+                {**_answers(route), **_failures(route)}.items()
+            )
+        },
+    }
+    if route.request is not None:
+        operation["parameters"].append(
+            {
+                "name": "X-Request-Id",
+                "in": "header",
+                "required": False,
+                "description": "Echoed; it never names anything inside.",
+                "schema": {"type": "string", "pattern": f"^{REQUEST_ID_FORM}$"},
+            }
+        )
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _of(route.request)}},
+        }
+    return operation
+
+
+def _answers(route: Route) -> dict[int, Json]:
+    responses: dict[int, Json] = {}
+    for status, answer in route.answers.items():
+        content: Json = {}
+        if isinstance(answer, str):
+            text = {"type": "object" if answer.endswith("json") else "string"}
+            content[answer] = {"schema": text}
+        else:
+            content["application/json"] = {"schema": _of(answer)}
+        if route.chunk is not None:
+            name = route.chunk.__name__
+            content["text/event-stream"] = {
+                "schema": {
+                    "type": "string",
+                    "description": f"With stream: lines `data: ` with a {name} each, "
+                    "or an ErrorAnswer if it fails on the way; then `data: [DONE]`.",
+                },
+                CHUNK_KEY: {"anyOf": [_of(route.chunk), _of(ErrorAnswer)]},
+            }
+        good = "Done." if status < 300 else "Not now."
+        responses[status] = _response(route, good, content)
+    return responses
+
+
+def _failures(route: Route) -> dict[int, Json]:
+    content = {"application/json": {"schema": _of(ErrorAnswer)}}
+    responses = {
+        status: _response(route, FAILURES[status], content)
+        for status in route.failures
+        if status not in route.answers
+    }
+    for status in responses.keys() & {429, 503}:
+        retry: Json = {"$ref": "#/components/headers/RetryAfter"}
+        responses[status].setdefault("headers", {})["Retry-After"] = retry
+    return responses
+
+
+def _response(route: Route, description: str, content: Json) -> Json:
+    response: Json = {"description": description, "content": content}
+    if route.request is not None:
+        request_id = {"$ref": "#/components/headers/RequestId"}
+        response["headers"] = {"X-Request-Id": request_id}
+    return response
+
+
+def _of(kind: type[msgspec.Struct]) -> Json:
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}
+
+
+# --- types -------------------------------------------------------------------------------
+
+
+def _schemas(*, ignore_unknown_fields: bool) -> dict[str, Json]:
+    """Return the schemas of all types, by name."""
+    answers: list[type[msgspec.Struct]] = [ErrorAnswer]
+    requests: list[type[msgspec.Struct]] = []
+    for route in ROUTES:
+        answers += [
+            kind for kind in route.answers.values() if not isinstance(kind, str)
+        ]
+        answers += [route.chunk] if route.chunk is not None else []
+        requests += [route.request] if route.request is not None else []
+    schemas = _components(requests)
+    for name, schema in schemas.items():
+        for field, form in schema.get("properties", {}).items():
+            schema["properties"][field] = _field(name, field, form)
+    for kind in requests:
+        root = schemas[kind.__name__]
+        alias = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
+        root["properties"][ALIAS] = _field(kind.__name__, ALIAS, alias)
+        for field, unsupported in UNSUPPORTED.items():
+            root["properties"][field] = _refused(unsupported)
+        root["additionalProperties"] = ignore_unknown_fields
+    nvext = schemas[Nvext.__name__]
+    nvext["additionalProperties"] = False
+    selectors = {"type": "array", "items": {"enum": sorted(SELECTORS)}}
+    nvext["properties"]["extra_fields"]["anyOf"][0] = selectors
+    return {**schemas, **_components(answers)}
+
+
+def _components(kinds: list[type[msgspec.Struct]]) -> dict[str, Json]:
+    _, schemas = msgspec.json.schema_components(
+        dict.fromkeys(kinds), ref_template=_REFERENCE
+    )
+    for schema in schemas.values():
+        text = schema.get("description", "")
+        schema["description"] = text.partition("\n")[0].replace("``", "")
+    return schemas
+
+
+def _field(struct: str, field: str, form: Json) -> Json:
+    """Return the schema of a request's field: its type, bound and meaning."""
+    default = form.pop("default", None)
+    branches: list[Json] = form.get("anyOf", [form])
+    described = FORMS.get(f"{struct}.{field}", FORMS.get(field))
+    if described is not None:
+        nulls = [branch for branch in branches if branch.get("type") == "null"]
+        branches = [*copy.deepcopy(described), *nulls]
+        form = {"anyOf": branches} if len(branches) > 1 else {**branches[0]}
+    bound = BOUNDS.get(field)
+    if bound is not None:
+        for branch in branches:
+            _bound(branch.get("additionalProperties", branch), bound)
+    meaning = describe(struct, field)
+    if meaning is not None:
+        form = {**form, "description": meaning}
+    if default is not None:  # null says "not given" everywhere
+        form["default"] = default
+    return form
+
+
+def _bound(number: Json, bound: Bound) -> None:
+    if number.get("type") not in {"integer", "number"}:
+        return
+    if bound.low is not None:
+        number["exclusiveMinimum" if bound.above else "minimum"] = bound.low
+    if bound.high is not None:
+        number["maximum"] = bound.high
+
+
+def _refused(unsupported: Unsupported) -> Json:
+    """Return the schema of a field that may only ask for nothing."""
+    values: list[object] = [None]
+    for one in unsupported.neutral:
+        if one not in values:  # 1 and 1.0 are one number in JSON
+            values.append(one)
+    return {
+        "enum": values,
+        "description": f"Not supported: {unsupported.reason}.",
+    }
