@@ -38,7 +38,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench soak model tree lock clean
+	engine-test bench soak docs model tree lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -106,6 +106,9 @@ bench: setup-dev  ## Measure the frontend on simulated workers (BASELINE=checkou
 soak: setup-dev  ## Load a frontend for MINUTES (10); fail if its memory grows.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/soak.py \
 		--minutes $(or $(MINUTES),10)
+
+docs: setup-dev  ## Write the tables of docs/api.md.
+	@$(BIN)/python scripts/api_docs.py
 
 # Type checkers do not follow import hooks: give them a real tokenwire/ folder.
 tree: $(PACKAGES:%=$(TREE)/%)

@@ -59,11 +59,13 @@ class Bound(NamedTuple):
         return " and ".join(parts)
 
 
-BOUNDS = {
+BOUNDS = {  # a field's name, or ``Struct.name``, as in ``fields``
     "frequency_penalty": Bound(-2, 2),
     "logit_bias": Bound(-100, 100),  # of each value
     "logprobs": Bound(0, MAX_LOGPROBS),
+    "max_completion_tokens": Bound(1),
     "max_tokens": Bound(1),
+    "CompletionRequest.max_tokens": Bound(0),  # 0 with ``echo`` alone
     "min_p": Bound(0, 1),
     "min_tokens": Bound(0),
     "n": Bound(1, MAX_CHOICES),

@@ -83,9 +83,9 @@ async def chat_call(
         msg = "top_logprobs needs logprobs: true"
         raise bad_request(msg, "top_logprobs")
     prompt = await _chat_prompt(request, model, policy)
-    max_tokens = request.max_completion_tokens
-    if max_tokens is None:
-        max_tokens = request.max_tokens
+    max_tokens = request.max_tokens
+    if request.max_completion_tokens is not None:
+        max_tokens = within("max_completion_tokens", request.max_completion_tokens)
     return _call(
         request,
         model,

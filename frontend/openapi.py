@@ -279,7 +279,7 @@ def _field(struct: str, field: str, form: Json) -> Json:
         nulls = [branch for branch in branches if branch.get("type") == "null"]
         branches = [*copy.deepcopy(described), *nulls]
         form = {"anyOf": branches} if len(branches) > 1 else {**branches[0]}
-    bound = BOUNDS.get(field)
+    bound = BOUNDS.get(f"{struct}.{field}", BOUNDS.get(field))
     if bound is not None:
         for branch in branches:
             _bound(branch.get("additionalProperties", branch), bound)

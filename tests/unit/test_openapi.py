@@ -77,8 +77,9 @@ def test_bounds_are_in_the_document(field: str) -> None:
     numbers = [
         branch.get("additionalProperties", branch)
         for struct, name in request_types()
-        if name == field
-        for branch in SCHEMAS[struct]["properties"][field]["anyOf"]
+        if field == f"{struct}.{name}"
+        or (field == name and f"{struct}.{name}" not in BOUNDS)
+        for branch in SCHEMAS[struct]["properties"][name]["anyOf"]
     ]
     bounded = [
         number for number in numbers if number.get("type") in {"integer", "number"}
