@@ -49,6 +49,16 @@ class _Connection(RequestHandler):
 
     __slots__ = ()
 
+    def log_exception(self, *args: object, **kwargs: object) -> None:
+        """Log an error, unless it is the client's: it has left, or was answered.
+
+        A body that does not unpack fails once where it is read, and a second time when
+        aiohttp reads what is left of it.
+        """
+        error = kwargs.get("exc_info")
+        if not isinstance(error, web.RequestPayloadError | ConnectionError):
+            super().log_exception(*args, **kwargs)
+
     def handle_error(
         self,
         request: BaseRequest,

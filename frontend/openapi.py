@@ -31,18 +31,16 @@ from .nvext import SELECTORS, Nvext
 from .schema import ChatRequest, CompletionRequest
 from .unsupported import UNSUPPORTED, Unsupported
 
-__all__ = ["CHUNK_KEY", "ROUTES", "Route", "openapi_document"]
+__all__ = ["ROUTES", "Route", "openapi_document"]
 
 Json = dict[str, Any]
-
-CHUNK_KEY = "x-event-schema"
-"""Names the type of a stream's events: OpenAPI 3.1 has no word for it, 3.2 will."""
 
 _REFERENCE = "#/components/schemas/{name}"
 
 FAILURES = {
     400: "The request is wrong; param names the field.",
     404: "There is no such model.",
+    408: "The body did not arrive in time.",
     413: "The body is above the operator's limit.",
     415: "The body is not application/json.",
     429: "This frontend serves as many requests as it may.",
@@ -52,7 +50,7 @@ FAILURES = {
 }
 """What an error's status says, in every answer that may have it."""
 
-_GENERATING = (400, 404, 413, 415, 429, 500, 502, 503)
+_GENERATING = (400, 404, 408, 413, 415, 429, 500, 502, 503)
 
 
 class Route(NamedTuple):
@@ -190,18 +188,26 @@ def _answers(route: Route) -> dict[int, Json]:
         else:
             content["application/json"] = {"schema": _of(answer)}
         if route.chunk is not None:
-            name = route.chunk.__name__
-            content["text/event-stream"] = {
-                "schema": {
-                    "type": "string",
-                    "description": f"With stream: lines `data: ` with a {name} each, "
-                    "or an ErrorAnswer if it fails on the way; then `data: [DONE]`.",
-                },
-                CHUNK_KEY: {"anyOf": [_of(route.chunk), _of(ErrorAnswer)]},
-            }
+            content["text/event-stream"] = {"schema": _event(route.chunk)}
         good = "Done." if status < 300 else "Not now."
         responses[status] = _response(route, good, content)
     return responses
+
+
+def _event(chunk: type[msgspec.Struct]) -> Json:
+    """Return the schema of a stream's events, each as an object of its fields."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [_of(chunk), _of(ErrorAnswer)]},
+    }
+    return {
+        "type": "object",
+        "description": f"Each event's data is a {chunk.__name__}, or an ErrorAnswer if "
+        "the stream fails on the way; then comes one whose data is [DONE].",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
+        "required": ["data"],
+    }
 
 
 def _failures(route: Route) -> dict[int, Json]:

@@ -12,9 +12,10 @@ __all__ = ["ApiDocument"]
 
 Json = dict[str, Any]
 
-ANYWHERE = {404, 405, 417}
-"""Statuses that come before any operation: no such path, not with this method, and not
-with these expectations. The document cannot list them, their form is the same."""
+ANYWHERE = {400, 404, 405, 417}
+"""Statuses that come before any operation: this is no HTTP, no such path, not with this
+method, not with these expectations. The document cannot list them; their form is the
+same."""
 
 
 class ApiDocument:
@@ -84,8 +85,8 @@ class ApiDocument:
         return self._faults(name, body)
 
     def _stream_faults(self, content: Json, text: str) -> list[str]:
-        key = next(key for key in content if key.startswith("x-"))
-        chunk = content[key]["anyOf"][0]["$ref"].rpartition("/")[2]
+        data = content["schema"]["properties"]["data"]["anyOf"][1]["contentSchema"]
+        chunk = data["anyOf"][0]["$ref"].rpartition("/")[2]
         *blocks, rest = text.split("\n\n")
         if rest or not blocks or blocks[-1] != "data: [DONE]":
             return [f"the stream does not end with [DONE] but with {text[-200:]!r}"]
