@@ -21,6 +21,9 @@ SERVED_MODEL_NAME ?= $(if $(MODEL),,smollm2)
 # After `--`, untouched: engine arguments for the workers.
 ENGINE_ARGS ?=
 
+# For the fuzzing: more arguments.
+FUZZ ?=
+
 # For the tests: more arguments, as in `make unit PYTEST='-k link -x'`.
 PYTEST ?=
 
@@ -38,7 +41,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench soak docs model tree lock clean
+	engine-test bench fuzz soak docs model tree lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -106,6 +109,9 @@ bench: setup-dev  ## Measure the frontend on simulated workers (BASELINE=checkou
 soak: setup-dev  ## Load a frontend for MINUTES (10); fail if its memory grows.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/soak.py \
 		--minutes $(or $(MINUTES),10)
+
+fuzz: setup-dev  ## Fuzz a simulated pair for FUZZ_SECONDS (600); FUZZ='--seed 1 --rounds 1'.
+	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/fuzz.py --model "$$model" $(FUZZ)
 
 docs: setup-dev  ## Write the tables of docs/api.md.
 	@$(BIN)/python scripts/api_docs.py
