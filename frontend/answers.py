@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 __all__ = [
+    "Answer",
     "ChatCompletion",
     "ChatCompletionChunk",
     "Completion",
@@ -22,6 +23,8 @@ __all__ = [
     "Model",
     "ModelList",
     "Ready",
+    "Usage",
+    "Version",
 ]
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -31,20 +34,20 @@ TokenIds = list[Count]
 FinishReason = Literal["stop", "length"]
 
 
-class _Answer(msgspec.Struct, forbid_unknown_fields=True):
+class Answer(msgspec.Struct, forbid_unknown_fields=True):
     """An object with these keys and no others."""
 
 
 # --- what both endpoints share -----------------------------------------------------------
 
 
-class PromptTokensDetails(_Answer):
+class PromptTokensDetails(Answer):
     """Of the prompt's tokens."""
 
     cached_tokens: Count
 
 
-class Usage(_Answer):
+class Usage(Answer):
     """How many tokens there were."""
 
     prompt_tokens: Count
@@ -53,7 +56,7 @@ class Usage(_Answer):
     prompt_tokens_details: PromptTokensDetails
 
 
-class PromptLogprob(_Answer):
+class PromptLogprob(Answer):
     """One candidate at a place in the prompt."""
 
     logprob: Logprob
@@ -65,14 +68,14 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Per prompt token its candidates, by id; the first, which nothing precedes, is null."""
 
 
-class WorkerId(_Answer):
+class WorkerId(Answer):
     """Who served the request."""
 
     decode_worker_id: str
     prefill_worker_id: str | UnsetType = UNSET
 
 
-class Timing(_Answer):
+class Timing(Answer):
     """How long it took, and what did not have to be computed."""
 
     total_ms: Number
@@ -82,7 +85,7 @@ class Timing(_Answer):
     ttft_ms: Number | UnsetType = UNSET
 
 
-class EngineData(_Answer):
+class EngineData(Answer):
     """The whole sequence; both completion lists have one length."""
 
     prompt_token_ids: TokenIds
@@ -90,7 +93,14 @@ class EngineData(_Answer):
     completion_logprobs: list[Logprob]
 
 
-class AnswerNvext(_Answer):
+class KeptPrefix(Answer):
+    """What became of the ids of earlier turns."""
+
+    kept: Count
+    drifted: bool  # whether tokenizing their text would have made other ids
+
+
+class AnswerNvext(Answer):
     """What ``nvext.extra_fields`` of the request selected; on streams the final chunk's."""
 
     completion_token_ids: TokenIds | UnsetType = UNSET
@@ -102,9 +112,10 @@ class AnswerNvext(_Answer):
     engine_data: EngineData | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
+    prefix: KeptPrefix | UnsetType = UNSET  # with any selector, if turns were given
 
 
-class _Generated(_Answer):
+class _Generated(Answer):
     """The root of all that is generated."""
 
     id: str
@@ -114,7 +125,7 @@ class _Generated(_Answer):
     nvext: AnswerNvext | UnsetType = UNSET
 
 
-class _Choice(_Answer):
+class _Choice(Answer):
     """What the choices of both endpoints have."""
 
     index: Count
@@ -126,7 +137,7 @@ class _Choice(_Answer):
 # --- chat --------------------------------------------------------------------------------
 
 
-class ChatTopLogprob(_Answer):
+class ChatTopLogprob(Answer):
     """A likely token."""
 
     token: str
@@ -140,14 +151,14 @@ class ChatTokenLogprob(ChatTopLogprob):
     top_logprobs: list[ChatTopLogprob]
 
 
-class ChatLogprobs(_Answer):
+class ChatLogprobs(Answer):
     """One entry per output token."""
 
     content: list[ChatTokenLogprob]
     refusal: None
 
 
-class ChatMessage(_Answer):
+class ChatMessage(Answer):
     """What the assistant says."""
 
     role: Literal["assistant"]
@@ -174,7 +185,7 @@ class ChatCompletion(_Generated, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class ChatDelta(_Answer):
+class ChatDelta(Answer):
     """What a chunk adds; role comes with a choice's first chunk."""
 
     role: Literal["assistant"] | UnsetType = UNSET
@@ -201,7 +212,7 @@ class ChatCompletionChunk(_Generated, kw_only=True):
 # --- completions -------------------------------------------------------------------------
 
 
-class CompletionLogprobs(_Answer):
+class CompletionLogprobs(Answer):
     """Four lists of one length; entries of a prompt's first token are null."""
 
     text_offset: list[Count]
@@ -247,7 +258,7 @@ class CompletionChunk(_Generated, kw_only=True):
 # --- the rest ----------------------------------------------------------------------------
 
 
-class ErrorObject(_Answer):
+class ErrorObject(Answer):
     """What went wrong."""
 
     message: str
@@ -261,13 +272,30 @@ class ErrorObject(_Answer):
     code: str | None
 
 
-class ErrorAnswer(_Answer):
+class ErrorAnswer(Answer):
     """Every answer that is no success; also the event of a stream that fails."""
 
     error: ErrorObject
 
 
-class Model(_Answer):
+class ModelPermission(Answer):
+    """What vLLM says of every model."""
+
+    id: str
+    object: Literal["model_permission"]
+    created: int  # Unix seconds
+    allow_create_engine: bool
+    allow_sampling: bool
+    allow_logprobs: bool
+    allow_search_indices: bool
+    allow_view: bool
+    allow_fine_tuning: bool
+    organization: str
+    group: None
+    is_blocking: bool
+
+
+class Model(Answer):
     """The served model."""
 
     id: str
@@ -277,22 +305,29 @@ class Model(_Answer):
     root: str
     parent: None
     max_model_len: int | None  # null until a worker is known
+    permission: list[ModelPermission]
 
 
-class ModelList(_Answer):
+class ModelList(Answer):
     """All models: one."""
 
     object: Literal["list"]
     data: list[Model]
 
 
-class Live(_Answer):
+class Version(Answer):
+    """The release."""
+
+    version: str
+
+
+class Live(Answer):
     """The process runs."""
 
     status: Literal["live"]
 
 
-class WorkerCounts(_Answer):
+class WorkerCounts(Answer):
     """Workers that take requests."""
 
     prefill: Count
@@ -300,14 +335,14 @@ class WorkerCounts(_Answer):
     aggregated: Count
 
 
-class Ready(_Answer):
+class Ready(Answer):
     """Whether generation can be served."""
 
     ready: bool
     workers: WorkerCounts
 
 
-class HealthInstance(_Answer):
+class HealthInstance(Answer):
     """A worker as this frontend sees it; what is zero or empty is absent."""
 
     endpoint: str
@@ -322,7 +357,7 @@ class HealthInstance(_Answer):
     num_open: Count | UnsetType = UNSET
 
 
-class Health(_Answer):
+class Health(Answer):
     """Whether generation can be served, and by whom."""
 
     status: Literal["ok", "unavailable"]

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bounds import MAX_STOP_CHARS, MAX_STOP_STRINGS, REQUEST_ID_FORM
+from .bounds import MAX_SALT_CHARS, MAX_STOP_CHARS, MAX_STOP_STRINGS, REQUEST_ID_FORM
 
 __all__ = ["ALIAS", "DESCRIPTIONS", "FORMS", "describe"]
 
 ALIAS = "return_token_ids"
 """The field that no type has, since it is folded into ``nvext`` before."""
 
+LOGPROBS = "Return each output token's log probability, and those of so many most likely tokens."
+
 DESCRIPTIONS = {
     # OpenAI's
     "best_of": "Must equal n: outputs are not ranked.",
     "ChatRequest.logprobs": "Return each output token's log probability.",
-    "CompletionRequest.logprobs": (
-        "Return each output token's log probability, and those of so many most likely "
-        "tokens."
-    ),
+    "CompletionRequest.logprobs": LOGPROBS,
+    "GenerateParams.logprobs": LOGPROBS,
     "echo": (
         "Put the prompt before the output; on chat the last message, if it is the "
         "assistant's. With logprobs, the prompt's too (then not on streams)."
@@ -81,6 +81,20 @@ DESCRIPTIONS = {
     "allowed_token_ids": "Only these tokens may be sampled.",
     "bad_words": "Texts that may not be in the output.",
     "cache_salt": "No KV cache is shared between different salts.",
+    "GenerateParams.max_tokens": (
+        "Most output tokens; cut to what the context length leaves. Default: that."
+    ),
+    "GenerateParams.min_p": (
+        "Sample among tokens at least so likely, relative to the likeliest. Default: 0."
+    ),
+    "GenerateParams.repetition_penalty": (
+        "Divides the logits of tokens that are there already. Default: 1."
+    ),
+    "GenerateParams.temperature": "0: greedy. Default: 1.",
+    "GenerateParams.top_k": "Sample among so many most likely tokens. Default: all.",
+    "GenerateParams.top_p": (
+        "Sample among the tokens that make up so much probability. Default: 1."
+    ),
     "chat_template": (
         "A template in place of the model's; refused unless the operator set "
         "--trust-request-chat-template."
@@ -110,6 +124,11 @@ DESCRIPTIONS = {
         "vLLM's name for nvext.extra_fields=['completion_token_ids']; the ids then also "
         "stand where vLLM puts them."
     ),
+    "required_prefix_token_ids": (
+        "The exact ids of the conversation up to the end of its last assistant message: "
+        "the prompt begins with them. Also on that message, as prompt_token_ids and "
+        "generation_token_ids."
+    ),
     "return_tokens_as_token_ids": "Write tokens in logprobs as token_id:N.",
     "session_id": "A label; has no effect.",
     "skip_special_tokens": "Leave special tokens out of the text; default: true.",
@@ -122,6 +141,10 @@ DESCRIPTIONS = {
         "Sample among so many most likely tokens; 0 or -1: all. Default: that of "
         "generation_config.json, else all."
     ),
+    "truncate_prompt_tokens": (
+        "Keep so many ids of the prompt; -1: what leaves room for one of the output."
+    ),
+    "truncation_side": "left (the default): keep the prompt's last ids; right: its first.",
     # nvext's
     "Nvext.extra_fields": (
         "Selects fields of the answer's nvext; any needs one choice: n=1, one prompt."
@@ -130,6 +153,22 @@ DESCRIPTIONS = {
         "On chat: the prompt's token ids, in place of template and tokenizer; the "
         "messages then count for nothing."
     ),
+    # those of the token routes
+    "TokenizeText.prompt": "The text.",
+    "TokenizeText.add_special_tokens": "Let the tokenizer add its own; default: true.",
+    "TokenizeChat.add_special_tokens": "The same; default: false, the template does.",
+    "TokenizeChat.tools": "Given to the chat template.",
+    "return_token_strs": "Return the tokens' texts, too.",
+    "tokens": "The ids.",
+    "token_ids": "The prompt's ids.",
+    "sampling_params": "How to sample; keys that are not known here are ignored.",
+    "GenerateRequest.return_token_ids": "Return the prompt's ids, too.",
+    "output_mode": "Only tokens.",
+    "features": "Only null: the input is text.",
+    "content_parts": "Only null: the input is text.",
+    "token_offsets": "Only null: there are no parts.",
+    "reasoning_ended": "Only null: no parser runs in the engine.",
+    "reasoning_parser_kwargs": "Only null: no parser runs in the engine.",
 }
 
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -167,6 +206,7 @@ def _structure(kind: str, form: dict[str, Any]) -> dict[str, Any]:
 FORMS: dict[str, list[dict[str, Any]]] = {
     "allowed_token_ids": [_TOKEN_IDS],
     "bad_words": [{"type": "array", "items": {"type": "string", "minLength": 1}}],
+    "cache_salt": [{"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS}],
     "messages": [{"type": "array", "items": _MESSAGE, "minItems": 1}],
     "prompt": [
         _TEXT,
@@ -206,7 +246,11 @@ FORMS: dict[str, list[dict[str, Any]]] = {
         _structure("grammar", _TEXT),
         _structure("choice", _TEXTS),
     ],
+    "required_prefix_token_ids": [_TOKEN_IDS],
     "Nvext.token_data": [_TOKEN_IDS],
+    "TokenizeText.prompt": [_TEXT],
+    "token_ids": [_TOKEN_IDS],
+    "tokens": [{"type": "array", "items": _TOKEN_ID}],
 }
 """What a field must be, null apart, where its type says less than its checks do."""
 

@@ -2,106 +2,35 @@
 
 Made from the types that parse requests (``schema``), from those that describe answers
 (``answers``), and from the tables of bounds, descriptions and refused fields, so that
-a new field is in it by itself. A new route is listed here; a test compares.
+a new field is in it by itself. A new route is to be listed in ``routes``.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from .answers import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    CompletionChunk,
-    ErrorAnswer,
-    Health,
-    Live,
-    Model,
-    ModelList,
-    Ready,
-)
+from .answers import ErrorAnswer
 from .bounds import BOUNDS, REQUEST_ID_FORM, Bound
 from .fields import ALIAS, FORMS, describe
+from .generate import PARAMS, GenerateParams, GenerateRequest
 from .nvext import SELECTORS, Nvext
+from .routes import FAILURES, ROUTES, ListOf, Route, Struct
 from .schema import ChatRequest, CompletionRequest
 from .unsupported import UNSUPPORTED, Unsupported
 
-__all__ = ["ROUTES", "Route", "openapi_document"]
+__all__ = ["ALIASED", "openapi_document"]
 
 Json = dict[str, Any]
 
+ALIASED = {ChatRequest, CompletionRequest}
+"""The requests whose ``return_token_ids`` is an alias, and no field of their own."""
+
 _REFERENCE = "#/components/schemas/{name}"
-
-FAILURES = {
-    400: "The request is wrong; param names the field.",
-    404: "There is no such model.",
-    408: "The body did not arrive in time.",
-    413: "The body is above the operator's limit.",
-    415: "The body is not application/json.",
-    429: "This frontend serves as many requests as it may.",
-    500: "A bug; the log has it.",
-    502: "A worker failed.",
-    503: "No worker can take the request now.",
-}
-"""What an error's status says, in every answer that may have it."""
-
-_GENERATING = (400, 404, 408, 413, 415, 429, 500, 502, 503)
-
-
-class Route(NamedTuple):
-    """One method of one path."""
-
-    method: str
-    path: str
-    summary: str
-    answers: dict[int, type[msgspec.Struct] | str]  # by status; a string: of that type
-    failures: tuple[int, ...] = (500,)  # answered by an ``ErrorAnswer``
-    request: type[msgspec.Struct] | None = None
-    chunk: type[msgspec.Struct] | None = None  # of each event, when streamed
-
-
-ROUTES = (
-    Route(
-        "post",
-        "/v1/chat/completions",
-        "Go on with a conversation",
-        {200: ChatCompletion},
-        _GENERATING,
-        ChatRequest,
-        ChatCompletionChunk,
-    ),
-    Route(
-        "post",
-        "/v1/completions",
-        "Go on with a text, or with token ids",
-        {200: Completion},
-        _GENERATING,
-        CompletionRequest,
-        CompletionChunk,
-    ),
-    Route("get", "/v1/models", "List the served model", {200: ModelList}),
-    Route("get", "/v1/models/{model}", "Describe it", {200: Model}, (404, 500)),
-    Route(
-        "get",
-        "/health",
-        "Tell whether generation can be served, and by whom",
-        {200: Health, 503: Health},
-    ),
-    Route("get", "/live", "Tell that the process runs", {200: Live}),
-    Route(
-        "get",
-        "/ready",
-        "Tell whether generation can be served, with counts",
-        {200: Ready, 503: Ready},
-    ),
-    Route("get", "/metrics", "Return metrics for Prometheus", {200: "text/plain"}),
-    Route("get", "/openapi.json", "Return this", {200: "application/json"}),
-)
 
 
 def openapi_document(*, ignore_unknown_fields: bool = False) -> Json:
@@ -143,7 +72,7 @@ def openapi_document(*, ignore_unknown_fields: bool = False) -> Json:
 def _operation(route: Route) -> Json:
     operation: Json = {
         "summary": route.summary,
-        "operationId": f"{route.method}{route.path}".replace("/", "_").strip("{}"),
+        "operationId": re.sub(r"\W+", "_", route.method + route.path).strip("_"),
         "parameters": [
             {
                 "name": name,
@@ -161,7 +90,7 @@ def _operation(route: Route) -> Json:
             )
         },
     }
-    if route.request is not None:
+    if route.requests:
         operation["parameters"].append(
             {
                 "name": "X-Request-Id",
@@ -173,7 +102,7 @@ def _operation(route: Route) -> Json:
         )
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": _of(route.request)}},
+            "content": {"application/json": {"schema": _any(route.requests)}},
         }
     return operation
 
@@ -185,6 +114,9 @@ def _answers(route: Route) -> dict[int, Json]:
         if isinstance(answer, str):
             text = {"type": "object" if answer.endswith("json") else "string"}
             content[answer] = {"schema": text}
+        elif isinstance(answer, ListOf):
+            items = {"type": "array", "items": _of(answer.item)}
+            content["application/json"] = {"schema": items}
         else:
             content["application/json"] = {"schema": _of(answer)}
         if route.chunk is not None:
@@ -194,7 +126,7 @@ def _answers(route: Route) -> dict[int, Json]:
     return responses
 
 
-def _event(chunk: type[msgspec.Struct]) -> Json:
+def _event(chunk: Struct) -> Json:
     """Return the schema of a stream's events, each as an object of its fields."""
     data = {
         "type": "string",
@@ -225,13 +157,17 @@ def _failures(route: Route) -> dict[int, Json]:
 
 def _response(route: Route, description: str, content: Json) -> Json:
     response: Json = {"description": description, "content": content}
-    if route.request is not None:
+    if route.requests:
         request_id = {"$ref": "#/components/headers/RequestId"}
         response["headers"] = {"X-Request-Id": request_id}
     return response
 
 
-def _of(kind: type[msgspec.Struct]) -> Json:
+def _any(kinds: tuple[Struct, ...]) -> Json:
+    return _of(kinds[0]) if len(kinds) == 1 else {"anyOf": [_of(one) for one in kinds]}
+
+
+def _of(kind: Struct) -> Json:
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
@@ -240,25 +176,28 @@ def _of(kind: type[msgspec.Struct]) -> Json:
 
 def _schemas(*, ignore_unknown_fields: bool) -> dict[str, Json]:
     """Return the schemas of all types, by name."""
-    answers: list[type[msgspec.Struct]] = [ErrorAnswer]
-    requests: list[type[msgspec.Struct]] = []
+    answers: list[Struct] = [ErrorAnswer]
+    requests: list[Struct] = []
     for route in ROUTES:
         answers += [
-            kind for kind in route.answers.values() if not isinstance(kind, str)
+            answer.item if isinstance(answer, ListOf) else answer
+            for answer in (*route.answers.values(), route.chunk)
+            if answer is not None and not isinstance(answer, str)
         ]
-        answers += [route.chunk] if route.chunk is not None else []
-        requests += [route.request] if route.request is not None else []
-    schemas = _components(requests)
+        requests += route.requests
+    schemas = _components([*requests, GenerateParams])
     for name, schema in schemas.items():
         for field, form in schema.get("properties", {}).items():
             schema["properties"][field] = _field(name, field, form)
     for kind in requests:
         root = schemas[kind.__name__]
-        alias = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
-        root["properties"][ALIAS] = _field(kind.__name__, ALIAS, alias)
+        if kind in ALIASED:
+            alias = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
+            root["properties"][ALIAS] = _field(kind.__name__, ALIAS, alias)
         for field, unsupported in UNSUPPORTED.items():
             root["properties"][field] = _refused(unsupported)
         root["additionalProperties"] = ignore_unknown_fields
+    _narrow_params(schemas)
     nvext = schemas[Nvext.__name__]
     nvext["additionalProperties"] = False
     selectors = {"type": "array", "items": {"enum": sorted(SELECTORS)}}
@@ -266,7 +205,16 @@ def _schemas(*, ignore_unknown_fields: bool) -> dict[str, Json]:
     return {**schemas, **_components(answers)}
 
 
-def _components(kinds: list[type[msgspec.Struct]]) -> dict[str, Json]:
+def _narrow_params(schemas: dict[str, Json]) -> None:
+    """Leave those of ``sampling_params`` that count; others are ignored there."""
+    params = schemas[GenerateParams.__name__]
+    params["properties"] = {name: params["properties"][name] for name in sorted(PARAMS)}
+    field = schemas[GenerateRequest.__name__]["properties"]["sampling_params"]
+    field |= {"$ref": _REFERENCE.format(name=GenerateParams.__name__)}
+    del field["type"]
+
+
+def _components(kinds: list[Struct]) -> dict[str, Json]:
     _, schemas = msgspec.json.schema_components(
         dict.fromkeys(kinds), ref_template=_REFERENCE
     )

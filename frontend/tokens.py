@@ -29,7 +29,15 @@ from .schema import (
 from .tokenizer import TextModel
 from .turns import given_by_messages
 
-__all__ = ["detokenize", "render_chat", "render_completion", "tokenize"]
+__all__ = [
+    "Detokenize",
+    "TokenizeChat",
+    "TokenizeText",
+    "detokenize",
+    "render_chat",
+    "render_completion",
+    "tokenize",
+]
 
 
 class TokenizeText(msgspec.Struct, kw_only=True):

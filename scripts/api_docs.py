@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from tokenwire.frontend.bounds import BOUNDS, INT_BOUND
 from tokenwire.frontend.fields import ALIAS, describe
-from tokenwire.frontend.openapi import ROUTES
+from tokenwire.frontend.routes import ROUTES
 from tokenwire.frontend.schema import ChatRequest, CompletionRequest
 from tokenwire.frontend.unsupported import UNSUPPORTED
 

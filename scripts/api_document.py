@@ -18,6 +18,13 @@ method, not with these expectations. The document cannot list them; their form i
 same."""
 
 
+def _named(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+ERROR = _named("ErrorAnswer")
+
+
 class ApiDocument:
     """The document, ready to validate answers."""
 
@@ -36,7 +43,7 @@ class ApiDocument:
         response = self._response(method.lower(), path, status)
         if response is None:
             if status in ANYWHERE:
-                return self._body_faults("ErrorAnswer", text)
+                return self._body_faults(ERROR, text)
             return [f"{method} {path}: status {status} is not in the document"]
         kind = content_type.partition(";")[0].strip()
         if kind not in response["content"]:
@@ -44,13 +51,13 @@ class ApiDocument:
         if kind == "text/event-stream":
             return self._stream_faults(response["content"][kind], text)
         schema = response["content"][kind]["schema"]
-        if "$ref" in schema:
-            return self._body_faults(schema["$ref"].rpartition("/")[2], text)
+        if kind == "application/json":
+            return self._body_faults(schema, text)
         return []
 
     def request_faults(self, schema_name: str, body: object) -> list[str]:
         """Return in what a request's body differs from its type."""
-        return self._faults(schema_name, body)
+        return self._faults(_named(schema_name), body)
 
     def _response(self, method: str, path: str, status: int) -> Json | None:
         path = path.partition("?")[0]
@@ -63,30 +70,30 @@ class ApiDocument:
             return None
         return cast("Json | None", operation["responses"].get(str(status)))
 
-    def _faults(self, name: str, value: object) -> list[str]:
-        validator = self._validators.get(name)
+    def _faults(self, schema: Json, value: object) -> list[str]:
+        key = json.dumps(schema)
+        validator = self._validators.get(key)
         if validator is None:
-            schema = {
-                "$ref": f"#/components/schemas/{name}",
-                "components": self.document["components"],
-            }
-            validator = jsonschema_rs.Draft202012Validator(schema)
-            self._validators[name] = validator
+            validator = jsonschema_rs.Draft202012Validator(
+                {**schema, "components": self.document["components"]}
+            )
+            self._validators[key] = validator
         return [
-            f"{name} at {error.instance_path}: {error.message:.300}"
+            f"{schema.get('$ref', 'list')} at {error.instance_path}: "
+            f"{error.message:.300}"
             for error in validator.iter_errors(value)
         ]
 
-    def _body_faults(self, name: str, text: str) -> list[str]:
+    def _body_faults(self, schema: Json, text: str) -> list[str]:
         try:
             body = json.loads(text, parse_constant=_no_constant)
         except ValueError as error:
-            return [f"{name}: {error} in {text!r:.200}"]
-        return self._faults(name, body)
+            return [f"{schema}: {error} in {text!r:.200}"]
+        return self._faults(schema, body)
 
     def _stream_faults(self, content: Json, text: str) -> list[str]:
         data = content["schema"]["properties"]["data"]["anyOf"][1]["contentSchema"]
-        chunk = data["anyOf"][0]["$ref"].rpartition("/")[2]
+        chunk = data["anyOf"][0]
         *blocks, rest = text.split("\n\n")
         if rest or not blocks or blocks[-1] != "data: [DONE]":
             return [f"the stream does not end with [DONE] but with {text[-200:]!r}"]
@@ -101,7 +108,7 @@ class ApiDocument:
                 continue
             data = block.removeprefix("data: ")
             failed = data.startswith('{"error"')
-            faults += self._body_faults("ErrorAnswer" if failed else chunk, data)
+            faults += self._body_faults(ERROR if failed else chunk, data)
             if failed or faults:
                 continue
             for choice in json.loads(data)["choices"]:

@@ -128,7 +128,27 @@ PLAUSIBLE: dict[str, SearchStrategy[Json]] = {
     "model": st.sampled_from([MODEL_NAME, MODEL_NAME, "other", ""]),
     "chat_template_kwargs": st.dictionaries(TEXTS, TEXTS, max_size=2),
     "metadata": st.dictionaries(TEXTS, TEXTS, max_size=2),
+    "required_prefix_token_ids": IDS,
+    "truncate_prompt_tokens": st.integers(-1, 40),
+    "truncation_side": st.sampled_from(["left", "right"]),
+    "token_ids": IDS,
+    "tokens": IDS,
 }
+PLAUSIBLE["sampling_params"] = st.fixed_dictionaries(
+    {"max_tokens": st.integers(0, 40)},
+    optional={
+        name: PLAUSIBLE[name]
+        for name in (
+            "temperature",
+            "top_p",
+            "n",
+            "seed",
+            "stop",
+            "logprobs",
+            "min_tokens",
+        )
+    },
+)
 """Values that are mostly right, by field; every other field gets one of any kind."""
 
 ANY = st.sampled_from(ODD) | st.booleans() | st.integers() | TEXTS
@@ -136,6 +156,11 @@ ANY = st.sampled_from(ODD) | st.booleans() | st.integers() | TEXTS
 BASES: dict[str, dict[str, Json]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/completions": {"prompt": [5, 6, 7]},
+    "/v1/chat/completions/render": {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/completions/render": {"prompt": [5, 6, 7]},
+    "/inference/v1/generate": {"token_ids": [5, 6, 7]},
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [70, 71]},
 }
 
 
@@ -192,7 +217,11 @@ def _names(schema: dict[str, Any]) -> list[str]:
 def _body(
     draw: DrawFn, base: dict[str, Json], fields: dict[str, SearchStrategy[Json]]
 ) -> bytes:
-    body = {"max_tokens": 5, **base} if base else {}
+    body = {**base}
+    if "max_tokens" in fields:
+        body["max_tokens"] = 5
+    if "sampling_params" in fields:
+        body["sampling_params"] = draw(fields["sampling_params"])
     for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=5)):
         body[name] = draw(fields[name])
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2]))):
@@ -308,21 +337,21 @@ HEADERS: list[tuple[str, str]] = [
 def _posts(draw: DrawFn, path: str, bodies: SearchStrategy[bytes]) -> Case:
     body = draw(bodies)
     headers = [("Content-Type", "application/json")]
-    odd = draw(st.integers(0, 9))
-    if odd == 0:
+    odd = draw(st.sampled_from(["", "", "", "", "", "", "type", "headers", "gzip"]))
+    if odd == "type":
         headers = [("Content-Type", draw(st.sampled_from(CONTENT_TYPES)))]
-    elif odd == 1:
+    elif odd == "headers":
         headers += draw(st.lists(st.sampled_from(HEADERS), min_size=1, max_size=3))
-    elif odd == 2:
+    elif odd == "gzip":
         headers.append(("Content-Encoding", "gzip"))
         body = gzip.compress(body, mtime=0)
         body = body if draw(st.booleans()) else _cut(draw, body)
-    way = draw(st.integers(0, 19))
-    leave_sent = draw(st.integers(0, 400 + len(body))) if way == 0 else None
+    way = draw(st.sampled_from([*[""] * 12, "cut", "leave", "leave", "promise"]))
+    leave_sent = draw(st.integers(0, 400 + len(body))) if way == "cut" else None
     leave_read = (
-        draw(st.sampled_from([0, 1, 200, 1000, 5000])) if way in {1, 2} else None
+        draw(st.sampled_from([0, 1, 200, 1000, 5000])) if way == "leave" else None
     )
-    missing = draw(st.integers(1, 5000)) if way == 3 else 0
+    missing = draw(st.integers(1, 5000)) if way == "promise" else 0
     return Case(
         "POST",
         path,

@@ -43,7 +43,9 @@ def answer_faults(document: ApiDocument, case: Case, answer: Answer) -> list[str
 
 def _count_faults(text: str) -> list[str]:
     """Return what is inconsistent in a whole answer: ids, logprobs and usage agree."""
-    body: dict[str, Any] = json.loads(text)
+    body: dict[str, Any] | list[Any] = json.loads(text)
+    if isinstance(body, list):  # of rendered requests, which have no output
+        return []
     nvext: dict[str, Any] = body.get("nvext", {})
     usage: dict[str, Any] | None = body.get("usage")
     counts: dict[str, int] = {}

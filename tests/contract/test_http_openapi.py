@@ -15,17 +15,29 @@ from api_document import ApiDocument
 from support.stack import Reply, Stack, stack
 from tokenwire.frontend.bounds import BOUNDS
 from tokenwire.frontend.nvext import SELECTORS, Placement
-from tokenwire.frontend.openapi import ROUTES
+from tokenwire.frontend.routes import ROUTES
 from tokenwire.protocol.messages import Role
 
 PATHS = {"ChatRequest": "/v1/chat/completions", "CompletionRequest": "/v1/completions"}
 PROMPT = [70, 71, 72, 73]
 PAIR = (Role.PREFILL, Role.DECODE)
+GENERATE = "/inference/v1/generate"
 BODIES: dict[str, dict[str, Any]] = {
     PATHS["ChatRequest"]: {"messages": [{"role": "user", "content": "hello"}]},
     PATHS["CompletionRequest"]: {"prompt": PROMPT},
+    GENERATE: {"token_ids": PROMPT},
+}
+ANSWERS = {  # and the types of whole answers
+    PATHS["ChatRequest"]: "ChatCompletion",
+    PATHS["CompletionRequest"]: "Completion",
+    GENERATE: "Generated",
 }
 NOT_SIMULATED = {"kv_transfer_params"}  # no engine without a model has any to show
+TURNS: dict[str, Any] = {
+    "required_prefix_token_ids": [5, 6, 2],
+    "messages": [{"role": role, "content": role} for role in ("user", "assistant")],
+    "nvext": {"extra_fields": ["timing"]},
+}
 
 
 @pytest_asyncio.fixture
@@ -56,12 +68,28 @@ async def test_every_route_is_in_the_document(served: Stack) -> None:
     }
 
     described = {(route.method, route.path) for route in ROUTES}
-    assert routes - described == set(), "describe these in frontend/openapi.py"
+    assert routes - described == set(), "describe these in frontend/routes.py"
     assert described - routes == set()
 
 
 def variants(path: str) -> list[dict[str, Any]]:
     """Return what can be asked beside the prompt, and changes the answer's keys."""
+    if path == GENERATE:
+        sampled: list[dict[str, Any]] = [
+            {},
+            {"n": 2},
+            {"logprobs": 2},
+            {"stop": list("abcdefghijklmnop")},
+        ]
+        roots: list[dict[str, Any]] = [{}, {"return_token_ids": True}, {"stream": True}]
+        return [
+            *(
+                {"sampling_params": {"max_tokens": 20, **params}, **root}
+                for params, root in itertools.product(sampled, roots)
+            ),
+            {"sampling_params": {"prompt_logprobs": 2}},
+            {"sampling_params": {}, "stream": True, "return_token_ids": True},
+        ]
     chat = path == PATHS["ChatRequest"]
     options: list[dict[str, Any]] = [
         {},
@@ -77,7 +105,9 @@ def variants(path: str) -> list[dict[str, Any]]:
         },
     ]
     whole: list[dict[str, Any]] = [{"prompt_logprobs": 1}]
-    if not chat:
+    if chat:
+        whole.append(TURNS)
+    else:
         whole += [{"echo": True, "logprobs": 1}, {"prompt": ["a", "b"]}]
     usage = {"include_usage": True, "continuous_usage_stats": True}
     streams: list[dict[str, Any]] = [{}, {"stream_options": usage}]
@@ -111,6 +141,7 @@ async def test_all_answers_are_as_the_document_says(tiny_model: Path) -> None:
 
     generated = {name for name, _ in seen}
     assert {"ChatChunkChoice", "CompletionLogprobs", "EngineData"} <= generated
+    assert {"TokenTopLogprob", "GeneratedChunkChoice", "KeptPrefix"} <= generated
     described = {
         (name, key)
         for name in generated
@@ -123,7 +154,7 @@ def note(
     path: str, reply: Reply, schemas: dict[str, Any], seen: set[tuple[str, str]]
 ) -> None:
     """Put all keys of an answer into *seen*, by the type that they belong to."""
-    name = "ChatCompletion" if path == PATHS["ChatRequest"] else "Completion"
+    name = ANSWERS[path]
     if reply.headers["Content-Type"].startswith("text/event-stream"):
         for event in reply.events:
             if event.body is not None:
@@ -186,6 +217,30 @@ async def test_the_other_routes_are_as_the_document_says(served: Stack) -> None:
     assert not faults(document, "POST", "/live", wrong_method)
 
 
+async def test_the_token_routes_are_as_the_document_says(served: Stack) -> None:
+    """All that no worker is asked about, right requests and wrong ones."""
+    document = await document_of(served)
+    chat = BODIES[PATHS["ChatRequest"]]
+    bodies: dict[str, list[dict[str, Any]]] = {
+        "/tokenize": [
+            {"prompt": "ab", "return_token_strs": True},
+            {"prompt": "ab"},
+            chat,
+        ],
+        "/detokenize": [{"tokens": PROMPT}, {"tokens": []}],
+        "/v1/chat/completions/render": [chat, {**chat, "stream": True, "n": 2}],
+        "/v1/completions/render": [
+            {"prompt": ["a", "b"], "cache_salt": "s"},
+            {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}},
+        ],
+    }
+    for path, good in bodies.items():
+        for body, status in [*((one, 200) for one in good), ({}, 400)]:
+            reply = await served.post(path, body)
+            assert reply.status == status, (path, body, reply.text)
+            assert not faults(document, "POST", path, reply), (path, body)
+
+
 async def test_without_a_worker_answers_are_as_the_document_says(
     tiny_model: Path,
 ) -> None:
@@ -196,7 +251,8 @@ async def test_without_a_worker_answers_are_as_the_document_says(
             reply = await served.get(path)
             assert not faults(document, "GET", path, reply), path
         for path, body in BODIES.items():
-            reply = await served.post(path, body)
+            params: dict[str, Any] = {"sampling_params": {}} if path == GENERATE else {}
+            reply = await served.post(path, {**body, **params})
             assert reply.status == 503
             assert reply.headers["Retry-After"] == "1"
             assert not faults(document, "POST", path, reply), path

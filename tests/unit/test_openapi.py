@@ -12,8 +12,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from tokenwire.frontend.answers import ErrorObject
 from tokenwire.frontend.bounds import BOUNDS
 from tokenwire.frontend.fields import ALIAS, DESCRIPTIONS, FORMS
+from tokenwire.frontend.generate import PARAMS, GenerateParams
 from tokenwire.frontend.nvext import SELECTORS
-from tokenwire.frontend.openapi import ROUTES, openapi_document
+from tokenwire.frontend.openapi import ALIASED, openapi_document
+from tokenwire.frontend.routes import ROUTES
 from tokenwire.frontend.unsupported import UNSUPPORTED
 
 DOCUMENT = openapi_document()
@@ -22,12 +24,13 @@ SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
 def request_types() -> Iterator[tuple[str, str]]:
     """Yield the name of every type inside of requests, and each of its own fields."""
-    requests = [route.request for route in ROUTES if route.request is not None]
-    _, schemas = msgspec.json.schema_components(requests)
+    requests = {request for route in ROUTES for request in route.requests}
+    _, schemas = msgspec.json.schema_components({*requests, GenerateParams})
     for name, schema in schemas.items():
         for field in schema.get("properties", {}):
-            yield name, field
-    for request in requests:
+            if name != "GenerateParams" or field in PARAMS:
+                yield name, field
+    for request in requests & ALIASED:
         yield request.__name__, ALIAS
 
 
@@ -108,7 +111,8 @@ def test_selectors_are_in_the_document() -> None:
     ]
 
     assert set(items["enum"]) == SELECTORS
-    assert set(SCHEMAS["AnswerNvext"]["properties"]) == SELECTORS
+    # What became of given turns is there with any of them.
+    assert set(SCHEMAS["AnswerNvext"]["properties"]) == SELECTORS | {"prefix"}
 
 
 def test_unknown_fields_are_forbidden_as_the_operator_says() -> None:

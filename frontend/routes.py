@@ -1,0 +1,146 @@
+"""What every route takes and answers, for ``/openapi.json`` and docs/api.md.
+
+``server.py`` serves them; a test compares its router with this table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from .answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    Health,
+    Live,
+    Model,
+    ModelList,
+    Ready,
+    Version,
+)
+from .generate import GenerateRequest
+from .schema import ChatRequest, CompletionRequest
+from .token_answers import Detokenized, Generated, GeneratedChunk, Rendered, Tokenized
+from .tokens import Detokenize, TokenizeChat, TokenizeText
+
+__all__ = ["FAILURES", "ROUTES", "ListOf", "Route", "Struct"]
+
+Struct = type[msgspec.Struct]
+
+FAILURES = {
+    400: "The request is wrong; param names the field.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is above the operator's limit.",
+    415: "The body is not application/json.",
+    429: "This frontend serves as many requests as it may.",
+    500: "A bug; the log has it.",
+    502: "A worker failed.",
+    503: "No worker can take the request now.",
+}
+"""What an error's status says, in every answer that may have it."""
+
+_GENERATING = tuple(FAILURES)
+_COMPUTING = tuple(status for status in FAILURES if status != 502)  # no worker is asked
+
+
+class ListOf(NamedTuple):
+    """A list of one type."""
+
+    item: Struct
+
+
+class Route(NamedTuple):
+    """One method of one path."""
+
+    method: str
+    path: str
+    summary: str
+    answers: dict[int, Struct | ListOf | str]  # by status; a string is a media type
+    failures: tuple[int, ...] = (500,)  # answered by an ``ErrorAnswer``
+    requests: tuple[Struct, ...] = ()  # the body is one of these
+    chunk: Struct | None = None  # of each event, when streamed
+
+
+ROUTES = (
+    Route(
+        "post",
+        "/v1/chat/completions",
+        "Go on with a conversation",
+        {200: ChatCompletion},
+        _GENERATING,
+        (ChatRequest,),
+        ChatCompletionChunk,
+    ),
+    Route(
+        "post",
+        "/v1/completions",
+        "Go on with a text, or with token ids",
+        {200: Completion},
+        _GENERATING,
+        (CompletionRequest,),
+        CompletionChunk,
+    ),
+    Route(
+        "post",
+        "/inference/v1/generate",
+        "Go on with token ids, and return token ids",
+        {200: Generated},
+        _GENERATING,
+        (GenerateRequest,),
+        GeneratedChunk,
+    ),
+    Route(
+        "post",
+        "/v1/chat/completions/render",
+        "Return what a chat request would ask of /inference/v1/generate",
+        {200: Rendered},
+        _COMPUTING,
+        (ChatRequest,),
+    ),
+    Route(
+        "post",
+        "/v1/completions/render",
+        "Return what a completion request would ask of /inference/v1/generate, by prompt",
+        {200: ListOf(Rendered)},
+        _COMPUTING,
+        (CompletionRequest,),
+    ),
+    Route(
+        "post",
+        "/tokenize",
+        "Return the ids of a text or a conversation",
+        {200: Tokenized},
+        _COMPUTING,
+        (TokenizeText, TokenizeChat),
+    ),
+    Route(
+        "post",
+        "/detokenize",
+        "Return the text of ids",
+        {200: Detokenized},
+        _COMPUTING,
+        (Detokenize,),
+    ),
+    Route("get", "/v1/models", "List the served model", {200: ModelList}),
+    Route("get", "/v1/models/{model}", "Describe it", {200: Model}, (404, 500)),
+    Route(
+        "get",
+        "/health",
+        "Tell whether generation can be served, and by whom",
+        {200: Health, 503: Health},
+    ),
+    Route("get", "/live", "Tell that the process runs", {200: Live}),
+    Route(
+        "get",
+        "/ready",
+        "Tell whether generation can be served, with counts",
+        {200: Ready, 503: Ready},
+    ),
+    Route("get", "/version", "Tell the release", {200: Version}),
+    Route("get", "/metrics", "Return metrics for Prometheus", {200: "text/plain"}),
+    Route("get", "/openapi.json", "Return this", {200: "application/json"}),
+)
