@@ -79,6 +79,8 @@ async def serve(config: Config, model: TextModel) -> None:
         tokenizer_sha256=model.sha256,
         frontend_id=config.frontend_id,
         heartbeat_timeout_s=config.heartbeat_timeout_s,
+        stall_timeout_s=config.stall_timeout_s,
+        wait_s=config.worker_wait_s,
     )
     server = Server(config, model, pool, metrics, int(time.time()))
     runner = Runner(

@@ -255,6 +255,7 @@ def _call(
     if max_model_len is None:
         raise unavailable("no worker is connected yet")
     strings = stop_strings(request.stop)
+    nvext = request.nvext or Nvext()
     jobs: list[tuple[Job, Fold]] = []
     if selection.prompt_logprobs and prompt_logprobs is None:
         prompt_logprobs = 0  # each prompt token's own
@@ -279,6 +280,8 @@ def _call(
                 priority=request.priority or 0,
                 cache_salt=cache_salt,
                 prompt_only=prompt_only,
+                migratable=nvext.migratable is not False,
+                exact=nvext.exactness not in (None, "best_effort"),
             )
             jobs.append((job, _fold(request, model, token_ids, strings, sampling)))
     response_id = prefix + secrets.token_hex(12)

@@ -14,6 +14,8 @@ from tokenwire.protocol.settings import SettingsParser, port, seconds, whole_num
 
 from .nvext import Placement
 from .policy import Policy
+from .pool import WORKER_WAIT_S
+from .stall import STALL_TIMEOUT_S
 
 __all__ = ["Config", "parse_config"]
 
@@ -35,6 +37,8 @@ class Config(msgspec.Struct, frozen=True):
     client_read_timeout_s: float
     client_write_timeout_s: float
     heartbeat_timeout_s: float
+    stall_timeout_s: float
+    worker_wait_s: float
     shutdown_timeout_s: float
     log_level: str
     policy: Policy
@@ -123,6 +127,22 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         "noticed at once (default: %(default)s)",
     )
     add(
+        "--stall-timeout-s",
+        type=seconds(),
+        default=STALL_TIMEOUT_S,
+        metavar="S",
+        help="a worker whose outputs get no token for so long is taken for stalled, "
+        "later where its steps are long (default: %(default)s)",
+    )
+    add(
+        "--worker-wait-s",
+        type=seconds(),
+        default=WORKER_WAIT_S,
+        metavar="S",
+        help="how long a running request waits for a worker when all have failed "
+        "(default: %(default)s)",
+    )
+    add(
         "--shutdown-timeout-s",
         type=seconds(),
         default=30.0,
@@ -172,6 +192,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         max_body_bytes=given.max_body_bytes,
         heartbeat_timeout_s=given.heartbeat_timeout_s,
         client_read_timeout_s=given.client_read_timeout_s,
+        stall_timeout_s=given.stall_timeout_s,
+        worker_wait_s=given.worker_wait_s,
         client_write_timeout_s=given.client_write_timeout_s,
         shutdown_timeout_s=given.shutdown_timeout_s,
         log_level=given.log_level,

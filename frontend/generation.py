@@ -4,8 +4,11 @@ Laws:
 - The sink hears exactly one ``ended``, and nothing after it, unless it left first.
 - A generation that was cancelled costs nothing: what runs is cancelled, and KV that a
   prefill worker holds for it is released, also when its answer crosses the cancel.
-- Before the first token a failed worker is replaced, within ``MAX_ATTEMPTS``; after
-  it the failure is the sink's to tell.
+- A failed worker is replaced, before the first token and after it: the sequence goes on
+  at another worker with the prompt and the output so far as its prompt, and the sink
+  hears nothing but a pause. Each leg has its own request id, so that what a worker that
+  was only frozen still says finds nobody.
+- Where no other worker is there, it waits for one, within a bound.
 
 The first token of an unseeded sampled request is drawn on the decode worker. Taking
 the prefill worker's draw as an end when it is a stop token, and drawing again when it
@@ -15,10 +18,10 @@ a stop token ends the request at the prefill worker.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
-from abc import ABC, abstractmethod
 
 import msgspec
 
@@ -34,6 +37,8 @@ from tokenwire.protocol.messages import (
 )
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
 
+from . import legs
+from .continuation import can_continue, drifts, prompt_rows, rest
 from .errors import ApiError, from_worker
 from .job import End, Job, Sink
 from .link import Link
@@ -45,73 +50,15 @@ __all__ = ["Generation"]
 _log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
-"""Workers tried for one request: two may fail at once (a rolling restart), a third
-failure is more likely the request's own doing."""
+"""Workers tried without a new token: two may fail at once (a rolling restart), a third
+failure is more likely the request's own doing. A token ends the series."""
+
+UNAVAILABLE = 503
+"""The status of "no worker": one may come, so a request that was accepted waits."""
 
 _GOOD_ENDS = {FinishReason.STOP, FinishReason.LENGTH}
 _RETRIED = {ErrorKind.BUSY, ErrorKind.DRAINING, ErrorKind.HANDOVER, ErrorKind.ENGINE}
 _numbers = itertools.count(1)
-
-
-class _Leg(ABC):
-    """One Submit to one worker, and what it answers."""
-
-    __slots__ = ("generation", "link", "request_id")
-
-    def __init__(self, generation: Generation, link: Link, kind: str) -> None:
-        self.generation = generation
-        self.link = link
-        self.request_id = f"{generation.request_id}{kind}{generation.attempt}"
-
-    @abstractmethod
-    def tokens(self, item: Tokens, end: Finished | None) -> None:
-        """Take tokens, and the end if it came in the same batch."""
-
-    @abstractmethod
-    def finished(self, end: Finished) -> None:
-        """Take an end that came alone."""
-
-    def lost(self, reason: str) -> None:
-        """Take note that the worker is gone."""
-        self.generation.leg_failed(self, ErrorKind.ENGINE, reason)
-
-
-class _PrefillLeg(_Leg):
-    """Computes the prompt; its one token counts only if it ends the output."""
-
-    __slots__ = ("_first",)
-
-    def __init__(self, generation: Generation, link: Link) -> None:
-        super().__init__(generation, link, "p")
-        self._first: Tokens | None = None
-
-    def tokens(self, item: Tokens, end: Finished | None) -> None:
-        """Keep the token until the leg ends."""
-        if self._first is None:
-            self._first = item
-        if end is not None:
-            self.finished(end)
-
-    def finished(self, end: Finished) -> None:
-        """Hand over, or end."""
-        self.generation.prefilled(self, self._first, end)
-
-
-class _OutputLeg(_Leg):
-    """Its tokens are the output."""
-
-    __slots__ = ()
-
-    def __init__(self, generation: Generation, link: Link) -> None:
-        super().__init__(generation, link, "d")
-
-    def tokens(self, item: Tokens, end: Finished | None) -> None:
-        """Pass tokens on."""
-        self.generation.output(self, item, end)
-
-    def finished(self, end: Finished) -> None:
-        """End the output."""
-        self.generation.output_ended(self, end)
 
 
 class Generation:
@@ -128,17 +75,23 @@ class Generation:
         self._sink: Sink | None = sink
         self._pool = pool
         self._metrics = metrics
-        self._leg: _Leg | None = None
+        self._failures = 0  # without a token since
+        self._output = bytearray()  # (num_tokens,) packed, for another worker
+        self._paused_at: float | None = None  # when a worker failed under the output
+        self._give_up: asyncio.TimerHandle | None = None  # while waiting for a worker
+        self._failure = (ErrorKind.ENGINE, "")  # why it waits
+        self._leg: legs.Leg | None = None
         self._route: Route | None = None
         self._excluded: frozenset[Link] = frozenset()
         self._prefill_end: Finished | None = None
+        self._decoding = False  # this leg has brought a token of the output
         self._started_at = time.monotonic()
         self._handover_at = 0.0
         self._first_token_at: float | None = None
         self._stopped = False
 
     def start(self) -> None:
-        """Send the request to a worker.
+        """Send the request, or what is left of it, to a worker.
 
         Raises:
             ApiError: No worker takes it, or it is too large; the sink hears nothing.
@@ -147,16 +100,16 @@ class Generation:
             self.attempt += 1
             route = self._pool.route(self._excluded)
             self._prefill_end = None
-            leg: _Leg
+            leg: legs.Leg
             prefill = route.prefill
             if prefill is None:
-                leg, kind = _OutputLeg(self, route.decode), Leg.FULL
-            elif self._job.sampling.max_tokens == 1:
+                leg, kind = legs.OutputLeg(self, route.decode), Leg.FULL
+            elif self._job.sampling.max_tokens - self.num_tokens == 1:
                 # One token needs no decode worker: nothing is handed over.
                 route = Route(decode=prefill, prefill=prefill)
-                leg, kind = _OutputLeg(self, prefill), Leg.FULL
+                leg, kind = legs.OutputLeg(self, prefill), Leg.FULL
             else:
-                leg, kind = _PrefillLeg(self, prefill), Leg.PREFILL
+                leg, kind = legs.PrefillLeg(self, prefill), Leg.PREFILL
             self._route = route
             try:
                 self._submit(leg, kind)
@@ -171,6 +124,7 @@ class Generation:
         if self._sink is None:
             return
         self._sink = None
+        self._stop_waiting()
         self._metrics.cancelled()
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
@@ -188,7 +142,7 @@ class Generation:
         self._sink = None
         return self._good_end(None)
 
-    def prefilled(self, leg: _Leg, first: Tokens | None, end: Finished) -> None:
+    def prefilled(self, leg: legs.Leg, first: Tokens | None, end: Finished) -> None:
         """Go on after the prefill leg: hand over, or end with its token."""
         sink = self._sink
         self._leg = None
@@ -206,8 +160,9 @@ class Generation:
         if token_ids and self._job.repeatable and end.reason is FinishReason.STOP:
             self._release(leg, end)
             self._sink = None
-            self.num_tokens = len(token_ids)
-            self._first_token_at = self._handover_at
+            if self._first_token_at is None:
+                self._first_token_at = self._handover_at
+            self._took(first.token_ids if first is not None else b"", len(token_ids))
             logprobs = first.logprobs if first is not None else None
             sink.tokens(token_ids, logprobs, self._good_end(end))
             return
@@ -220,21 +175,17 @@ class Generation:
             return
         if self._route is None:
             return  # there was a route: a leg has ended
-        decode = _OutputLeg(self, self._route.decode)
+        decode = legs.OutputLeg(self, self._route.decode)
         try:
             self._submit(decode, Leg.DECODE, end.handover)
         except ConnectionError as error:
             self._release(leg, end)
             self.leg_failed(decode, ErrorKind.ENGINE, str(error))
 
-    def output(self, leg: _Leg, item: Tokens, end: Finished | None) -> None:
+    def output(self, leg: legs.Leg, item: Tokens, end: Finished | None) -> None:
         """Pass tokens of the output on."""
         token_ids = unpack_ids(item.token_ids)
-        self.num_tokens += len(token_ids)
-        if self._first_token_at is None:
-            self._first_token_at = time.monotonic()
-            if self._prefill_end is not None:
-                self._metrics.handed_over(self._first_token_at - self._handover_at)
+        self._took(item.token_ids, len(token_ids))
         sink = None if self._stopped else self._sink
         if sink is not None and end is not None and end.reason in _GOOD_ENDS:
             self._leg = self._sink = None
@@ -245,7 +196,7 @@ class Generation:
         if end is not None:
             self.output_ended(leg, end)
 
-    def output_ended(self, leg: _Leg, end: Finished) -> None:
+    def output_ended(self, leg: legs.Leg, end: Finished) -> None:
         """Pass the end on, or try another worker."""
         sink = self._sink
         self._leg = None
@@ -260,10 +211,10 @@ class Generation:
         else:
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, end.error)
 
-    def leg_failed(self, leg: _Leg, kind: ErrorKind, text: str) -> None:
+    def leg_failed(self, leg: legs.Leg, kind: ErrorKind, text: str) -> None:
         """Try another worker if nothing was sent yet, else end with an error."""
         self._leg = None
-        if self._prefill_end is not None and self.num_tokens == 0:
+        if self._prefill_end is not None and not self._decoding:
             # The decode worker may not have read the KV; a second release is harmless.
             self._release(leg, self._prefill_end)
         sink = self._sink
@@ -274,29 +225,107 @@ class Generation:
             sink.ended(self._good_end(None))
             return
         self._metrics.leg_failed(kind)
-        if kind in _RETRIED and self.num_tokens == 0 and self.attempt < MAX_ATTEMPTS:
-            _log.warning("request %s: tried again: %s", self.request_id, text)
-            failed = leg.link
-            if kind is ErrorKind.HANDOVER and self._route and self._route.prefill:
-                failed = self._route.prefill  # the decode worker can still prefill
-            self._excluded |= {failed}
-            try:
-                self.start()
-            except ApiError as error:
-                if kind is not ErrorKind.BUSY:
-                    text = f"{text}; then {error.message}"
-            else:
+        self._failures += 1
+        if kind in _RETRIED and self._failures < MAX_ATTEMPTS:
+            obstacle = can_continue(self._job) if self.num_tokens else ""
+            if not obstacle:
+                _log.warning("request %s: goes on elsewhere: %s", self.request_id, text)
+                failed = leg.link
+                if kind is ErrorKind.HANDOVER and self._route and self._route.prefill:
+                    failed = self._route.prefill  # the decode worker can still prefill
+                self._excluded |= {failed}
+                if self.num_tokens and self._paused_at is None:
+                    self._paused_at = time.monotonic()
+                self._go_on(kind, text)
                 return
+            text = f"{text}; it cannot go on elsewhere: {obstacle}"
+        self._fail(kind, text)
+
+    def _go_on(self, kind: ErrorKind, text: str) -> None:
+        """Try another worker, or wait for one; *kind* and *text* say why."""
+        if self._job.sampling.max_tokens == self.num_tokens:
+            self._end_complete()
+            return
+        try:
+            self.start()
+        except ApiError as error:
+            if kind is ErrorKind.BUSY:
+                self._fail(
+                    kind, text
+                )  # all are: waiting in yet another place is no help
+            elif error.status == UNAVAILABLE:
+                self._wait(kind, f"{text}; then {error.message}")
+            else:
+                self._fail(kind, f"{text}; then {error.message}")
+            return
+        self._stop_waiting()
+        if self._paused_at is not None:
+            self._metrics.migrated(kind, exact=not drifts(self._job.sampling))
+
+    def _wait(self, kind: ErrorKind, text: str) -> None:
+        """Wait for a worker, or for the bound on that."""
+        self._failure = kind, text
+        if self._give_up is None:
+            loop = asyncio.get_running_loop()
+            self._give_up = loop.call_later(self._pool.wait_s, self._gave_up)
+        self._pool.wait(self._worker_is_there)
+
+    def _worker_is_there(self) -> None:
+        """Go on after a wait, also at a worker that failed before: it has come back."""
+        self._excluded = frozenset()
+        self._go_on(*self._failure)
+
+    def _gave_up(self) -> None:
+        self._fail(*self._failure)
+
+    def _stop_waiting(self) -> None:
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+            self._pool.forget(self._worker_is_there)
+
+    def _fail(self, kind: ErrorKind, text: str) -> None:
+        """End with an error."""
+        self._stop_waiting()
+        sink, self._sink = self._sink, None
+        if sink is None:
+            return
         if kind is not ErrorKind.INVALID:
             _log.error("request %s failed: %s", self.request_id, text)
-        self._sink = None
         end = self._end(FinishReason.ERROR)
         end.error = from_worker(kind, text)
         sink.ended(end)
 
-    def _submit(self, leg: _Leg, kind: Leg, handover: JsonObject | None = None) -> None:
+    def _end_complete(self) -> None:
+        """End an output whose last token came before its worker was lost."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            end = self._good_end(None)
+            end.reason = FinishReason.LENGTH
+            sink.ended(end)
+
+    def _took(self, packed: bytes, num_tokens: int) -> None:
+        """Account for tokens of the output; called per token, must be cheap."""
+        self._output += packed
+        self.num_tokens += num_tokens
+        if self._decoding:
+            return
+        self._decoding = True
+        self._failures = 0
+        now = time.monotonic()
+        if self._first_token_at is None:
+            self._first_token_at = now
+            if self._prefill_end is not None:
+                self._metrics.handed_over(now - self._handover_at)
+        if self._paused_at is not None:
+            self._metrics.migration_pause.observe(now - self._paused_at)
+            self._paused_at = None
+
+    def _submit(
+        self, leg: legs.Leg, kind: Leg, handover: JsonObject | None = None
+    ) -> None:
         job = self._job
-        sampling = job.sampling
+        sampling = rest(job.sampling, self.num_tokens)
         if kind is Leg.PREFILL and not job.repeatable:
             # This draw does not count, so it must not end the leg.
             sampling = msgspec.structs.replace(
@@ -304,21 +333,24 @@ class Generation:
             )
         message = Submit(
             leg.request_id,
-            pack_ids(job.prompt_token_ids),
+            pack_ids(job.prompt_token_ids) + self._output,
             sampling,
             leg=kind,
             handover=handover,
             priority=job.priority,
             cache_salt=job.cache_salt,
-            echo_prompt=job.echo_prompt and kind is not Leg.DECODE,
+            echo_prompt=job.echo_prompt
+            and kind is not Leg.DECODE
+            and not self.num_tokens,
         )
         try:
             leg.link.submit(message, leg)
         except MessageTooLarge as error:
             raise ApiError(413, str(error), param="prompt") from error
         self._leg = leg
+        self._decoding = False
 
-    def _release(self, leg: _Leg, end: Finished) -> None:
+    def _release(self, leg: legs.Leg, end: Finished) -> None:
         if end.handover is not None:
             self._metrics.released()
             self._pool.release_kv(leg.request_id, end.handover)
@@ -332,8 +364,9 @@ class Generation:
             end.stop_reason = finished.stop_reason
             end.kv_transfer_params = finished.kv_transfer_params
         if source is not None:
-            end.num_cached_tokens = source.num_cached_tokens
-            end.prompt_logprobs = source.prompt_logprobs
+            num_prompt_tokens = len(self._job.prompt_token_ids)
+            end.num_cached_tokens = min(source.num_cached_tokens, num_prompt_tokens)
+            end.prompt_logprobs = prompt_rows(source.prompt_logprobs, num_prompt_tokens)
             end.timing["queue_ms"] = 1e3 * source.queue_s
             end.timing["prefill_ms"] = 1e3 * source.prefill_s
             if source.prompt_token_ids is not None:

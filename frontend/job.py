@@ -22,6 +22,8 @@ class Job:
     priority: int = 0
     cache_salt: str | None = None
     prompt_only: bool = False  # what is generated is not wanted
+    migratable: bool = True  # may go on at another worker
+    exact: bool = False  # only if nothing drifts by that
 
     @property
     def repeatable(self) -> bool:

@@ -48,6 +48,7 @@ from tokenwire.protocol.messages import (
 )
 
 from .reply import Reply
+from .stall import STALL_TIMEOUT_S, SUSPECT_S, Stall
 
 __all__ = ["TICK_S", "Link", "LinkState", "open_context"]
 
@@ -108,6 +109,9 @@ class Link:
         identity: This frontend's id and incarnation.
         accept: Checks a card; raises ``Incompatible`` with a sentence.
         heartbeat_timeout_s: Silence after which the worker is lost.
+        stall_timeout_s: The least time without a token, while an output is under way,
+            after which its engine counts as stalled; longer where steps are long.
+        on_ready: Called whenever it becomes ready.
     """
 
     def __init__(
@@ -118,6 +122,8 @@ class Link:
         identity: tuple[str, str],
         accept: Callable[[Card], None],
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.state = LinkState.CONNECTING
@@ -128,6 +134,9 @@ class Link:
         self._context = context
         self._frontend_id, self._incarnation = identity
         self._accept = accept
+        self._on_ready = on_ready
+        self._stall = Stall(stall_timeout_s)
+        self._suspect_until = 0.0
         self._open: dict[str, _Open] = {}
         self._loop = asyncio.get_running_loop()
         self._timeout_s = heartbeat_timeout_s
@@ -157,7 +166,11 @@ class Link:
     @property
     def usable(self) -> bool:
         """Whether a request may be sent here."""
-        return self.state is LinkState.READY and not self.load.draining
+        return (
+            self.state is LinkState.READY
+            and not self.load.draining
+            and self._loop.time() >= self._suspect_until
+        )
 
     def submit(self, message: Submit, reply: Reply) -> None:
         """Send a request; *reply* hears of its end exactly once.
@@ -201,8 +214,22 @@ class Link:
             silence = self._liveness.silence_s(now)
             if silence > self._liveness.timeout_s:
                 self._reset(f"silent for {silence:.1f} s")
+            elif (stalled_s := self._stalled_s(now)) is not None:
+                # It may be the one request that its engine cannot get over; whatever
+                # else it has can go on elsewhere.
+                self._suspect_until = now + SUSPECT_S
+                self._reset(f"no token for {stalled_s:.1f} s")
             elif self._liveness.beat_due(now):
                 self._send(Ping(self._incarnation))
+
+    def _stalled_s(self, now: float) -> float | None:
+        """Return for how long outputs under way got no token, if that is too long."""
+        silence = self._stall.silence_s(now)
+        if silence is None or not any(
+            one.exchange.num_tokens for one in self._open.values()
+        ):
+            return None
+        return silence
 
     def close(self, reason: str) -> None:
         """Say goodbye and end every open request as lost."""
@@ -248,6 +275,7 @@ class Link:
 
     def _reset(self, reason: str) -> None:
         """Give this connection up and start a new one."""
+        self._stall.reset()
         self._drop_socket()
         self._lose(LinkState.CONNECTING, reason)
         self._connect()
@@ -275,9 +303,13 @@ class Link:
                 data = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._liveness.heard(self._loop.time())
+            now = self._loop.time()
+            self._liveness.heard(now)
             try:
-                self._handle(decode_from_worker(data))
+                message = decode_from_worker(data)
+                if type(message) is Batch:
+                    self._stall.batch(now)
+                self._handle(message)
             except RemoteProtocolError as error:
                 self.num_protocol_errors += 1
                 _log.error("worker %s broke the protocol: %s", self.worker_id, error)
@@ -370,6 +402,8 @@ class Link:
             card.engine_version,
             self.endpoint,
         )
+        if self._on_ready is not None:
+            self._on_ready()
 
     def _take_load(self, load: Load) -> None:
         if self.card is not None and load.incarnation != self.card.incarnation:

@@ -113,6 +113,11 @@ class Metrics:
             "From the end of the prefill leg to the first token of the decode leg.",
             _TTFT_S,
         )
+        self.migration_pause = add(
+            "tokenwire_migration_pause_seconds",
+            "From a worker's failure under an output to the next token of another.",
+            _TTFT_S,
+        )
         self.prompt_tokens = self._counter("tokenwire_prompt_tokens", "Prompt tokens.")
         self.generation_tokens = self._counter(
             "tokenwire_generation_tokens", "Tokens delivered to clients."
@@ -128,6 +133,13 @@ class Metrics:
         )
         self._legs_failed = self._counter(
             "tokenwire_leg_failures", "Submits that a worker failed.", "kind"
+        )
+        self._migrations = self._counter(
+            "tokenwire_migrations",
+            "Outputs that went on at another worker; drift: not to the token, for "
+            "penalties, seeds or bad words.",
+            "kind",
+            "exactness",
         )
         self._cancelled = self._counter(
             "tokenwire_requests_cancelled", "Requests whose client left."
@@ -164,6 +176,10 @@ class Metrics:
     def leg_failed(self, kind: ErrorKind) -> None:
         """Count a failure at a worker, retried or not."""
         self._legs_failed.labels(kind.value).inc()
+
+    def migrated(self, kind: ErrorKind, *, exact: bool) -> None:
+        """Count an output that goes on at another worker."""
+        self._migrations.labels(kind.value, "exact" if exact else "drift").inc()
 
     def cancelled(self) -> None:
         """Count an output that nobody waits for any more."""

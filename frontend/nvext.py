@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
@@ -51,6 +51,8 @@ class Nvext(msgspec.Struct):
     cache_salt: str | None = None
     required_prefix_token_ids: list[int] | None = None  # (num_kept,), see ``turns``
     truncate_prompt_tokens: int | None = None
+    migratable: bool | None = None  # may go on at another worker; default: yes
+    exactness: Literal["best_effort", "same_rng", "bitwise"] | None = None
 
 
 _KEYS = set(Nvext.__struct_fields__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -17,8 +17,14 @@ from tokenwire.protocol.messages import Card, JsonObject, ReleaseKV, Role
 from .errors import ApiError, unavailable
 from .link import TICK_S, Link, LinkState, open_context
 from .routing import choose
+from .stall import STALL_TIMEOUT_S
 
-__all__ = ["Instance", "Pool", "Route"]
+__all__ = ["WORKER_WAIT_S", "Instance", "Pool", "Route"]
+
+WORKER_WAIT_S = 10.0
+"""How long a request that was accepted waits for a worker when all have failed: a
+restart behind a supervisor takes seconds where weights are cached; longer, and its
+client had better hear of it."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +61,17 @@ class Pool:
         tokenizer_sha256: str,
         frontend_id: str,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        wait_s: float = WORKER_WAIT_S,
     ) -> None:
         self.model = model
         self.frontend_id = frontend_id
         self.incarnation = secrets.token_hex(4)
         self._tokenizer_sha256 = tokenizer_sha256
+        self.wait_s = wait_s
+        self._stall_timeout_s = stall_timeout_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._waiting: dict[Callable[[], None], None] = {}  # in order of arrival
         self._context = open_context()
         self._links: dict[str, Link] = {}
 
@@ -83,6 +94,8 @@ class Pool:
                     identity=(self.frontend_id, self.incarnation),
                     accept=self._accept,
                     heartbeat_timeout_s=self._heartbeat_timeout_s,
+                    stall_timeout_s=self._stall_timeout_s,
+                    on_ready=self._wake,
                 )
 
     async def run(self) -> None:
@@ -147,6 +160,14 @@ class Pool:
         )
         return Route(decode, prefill)
 
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Have *resume* called once, when a worker that can serve becomes ready."""
+        self._waiting[resume] = None
+
+    def forget(self, resume: Callable[[], None]) -> None:
+        """Take back a ``wait``."""
+        self._waiting.pop(resume, None)
+
     def release_kv(self, request_id: str, handover: JsonObject) -> bool:
         """Have some decode worker free what a prefill worker holds."""
         message = ReleaseKV(request_id, handover)
@@ -176,6 +197,13 @@ class Pool:
             )
             for link in self._links.values()
         ]
+
+    def _wake(self) -> None:
+        if not self.ready:
+            return
+        waiting, self._waiting = self._waiting, {}
+        for resume in waiting:
+            resume()
 
     def _accept(self, card: Card) -> None:
         check_card(card, model=self.model, tokenizer_sha256=self._tokenizer_sha256)

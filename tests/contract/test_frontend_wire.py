@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from support.stack import eventually
 from tokenwire.frontend.link import Link, LinkState, open_context
+from tokenwire.frontend.stall import STALL_TIMEOUT_S, SUSPECT_S
 from tokenwire.protocol.codec import decode_from_frontend, encode
 from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card
@@ -291,6 +292,51 @@ async def test_a_silent_worker_is_lost(
     pair.link.tick()
 
     assert "silent" in recorder.losses[0]
+
+
+def move_clock(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
+    """Move the loop's clock; it goes on from there."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    monkeypatch.setattr(loop, "time", lambda: before() + by_s)
+
+
+async def beating(pair: Pair, later_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move the clock, and let the worker beat at the new time."""
+    move_clock(monkeypatch, later_s)
+    await pair.worker.send(Load("1", num_running=7))
+    await eventually(lambda: pair.link.load.num_running == 7)
+    pair.link.tick()
+
+
+async def test_a_worker_that_beats_but_brings_nothing_is_stalled(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its outputs are lost for others to go on with, and it gets nothing new for a while."""
+    recorder = await pair.submit()
+    await pair.worker.send(Batch([tokens(0, 5)]))
+    await eventually(lambda: recorder.ids == [5])
+    await beating(pair, 2 * STALL_TIMEOUT_S, monkeypatch)
+
+    assert "no token for" in recorder.losses[0]
+    await pair.ready()
+    assert not pair.link.usable
+    move_clock(monkeypatch, SUSPECT_S)
+    assert pair.link.usable
+
+
+async def test_waiting_for_a_first_token_is_no_stall(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue may be long; the worker beats, so nothing is lost."""
+    done = await pair.submit()
+    await pair.worker.send(Batch([tokens(0, 5)], [end(1)]))
+    await eventually(lambda: bool(done.ends))
+    waiting = await pair.submit()
+    await beating(pair, 2 * STALL_TIMEOUT_S, monkeypatch)
+
+    assert waiting.losses == []
+    assert pair.link.usable
 
 
 async def test_draining_takes_nothing_new(pair: Pair) -> None:

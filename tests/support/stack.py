@@ -99,10 +99,11 @@ class SimWorker:
             model=str(model), role=role, options=parse_options(options)
         )
         self.link = Link("tcp://127.0.0.1:0")
-        self._role = role
+        self.role = role
         self.name = name
         self._sha256 = load_model(str(model)).sha256
         self._tick: asyncio.Task[None] | None = None
+        self.dead = False
         self.service: Service
 
     async def start(self, **card_fields: Any) -> None:
@@ -112,7 +113,8 @@ class SimWorker:
 
         class Sink:
             def outputs(self, tokens: Any, finished: Any) -> None:
-                worker.service.outputs(tokens, finished)
+                if not worker.dead:
+                    worker.service.outputs(tokens, finished)
 
             def died(self, reason: str) -> None:
                 worker.service.died(reason)
@@ -122,7 +124,7 @@ class SimWorker:
             "protocol_version": PROTOCOL_VERSION,
             "worker_id": self.name,
             "incarnation": f"{self.name}-1",
-            "role": self._role,
+            "role": self.role,
             "model": MODEL_NAME,
             "max_model_len": info.max_model_len,
             "vocab_size": info.vocab_size,
@@ -165,8 +167,13 @@ class SimWorker:
             and not load.kv_usage
         )
 
+    async def die(self) -> None:
+        """Be gone, as a killed process is: nothing more is said."""
+        self.dead = True
+        await self.stop()
+
     async def stop(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind; harmless after ``die``."""
         if self._tick is not None:
             self._tick.cancel()
         await self.engine.stop()
@@ -242,7 +249,11 @@ async def stack(
     )
     text_model = load_model(str(model), executor)
     pool = Pool(
-        model=MODEL_NAME, tokenizer_sha256=text_model.sha256, frontend_id="test"
+        model=MODEL_NAME,
+        tokenizer_sha256=text_model.sha256,
+        frontend_id="test",
+        stall_timeout_s=config.stall_timeout_s,
+        wait_s=config.worker_wait_s,
     )
     server = Server(config, text_model, pool, FrontendMetrics(), 0)
     app = server.application()

@@ -10,7 +10,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,7 @@ async def up(
     engine_arguments: Sequence[str] = (),
     name: str = "tiny",
     frontends: int = 1,
+    settings: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[Up]:
     """Run ``tokenwire-up`` until all workers are usable; stop it by SIGINT."""
     port = _free_port()
@@ -140,6 +141,7 @@ async def up(
             *("--log-dir", str(folder / "logs"), "--", *engine_arguments),
             stdout=file,
             stderr=file,
+            env={**os.environ, **(settings or {})},
         )
     running = Up(process, port, log)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from support.stack import eventually
 from tokenwire.frontend.errors import ApiError
 from tokenwire.frontend.generation import Generation
 from tokenwire.frontend.job import End, Job
@@ -22,10 +25,11 @@ from tokenwire.protocol.messages import (
     Leg,
     Logprobs,
     Sampling,
+    StructuredOutput,
     Submit,
     Tokens,
 )
-from tokenwire.protocol.tokens import pack_ids
+from tokenwire.protocol.tokens import pack_ids, unpack_ids
 
 PROMPT = [5, 6, 7]
 KV: JsonObject = {"blocks": [1]}
@@ -58,14 +62,34 @@ class FakePool:
     prefill: FakeLink | None
     decode: FakeLink
     incarnation: str = "test"
+    wait_s: float = 60.0
+    others: list[FakeLink] = field(default_factory=list["FakeLink"])
+    waiting: list[Callable[[], None]] = field(
+        default_factory=list["Callable[[], None]"]
+    )
     released: list[JsonObject] = field(default_factory=list[JsonObject])
 
     def route(self, exclude: frozenset[Any]) -> Route:
         """Return the route, without what is excluded."""
-        if self.decode in exclude:
+        left = [link for link in (self.decode, *self.others) if link not in exclude]
+        if not left:
             raise ApiError(503, "nobody is left")
         prefill = None if self.prefill in exclude else self.prefill
-        return Route(cast("Link", self.decode), cast("Link | None", prefill))
+        return Route(cast("Link", left[0]), cast("Link | None", prefill))
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Keep who waits."""
+        self.waiting.append(resume)
+
+    def forget(self, resume: Callable[[], None]) -> None:
+        """Drop who waits."""
+        self.waiting = [one for one in self.waiting if one != resume]
+
+    def come_back(self) -> None:
+        """Let all who wait go on."""
+        waiting, self.waiting = self.waiting, []
+        for resume in waiting:
+            resume()
 
     def release_kv(self, request_id: str, handover: JsonObject) -> bool:
         """Keep the hand-over."""
@@ -120,12 +144,19 @@ class Run:
         self.prefill.replies[-1].tokens(tokens(0, 9), end)
 
 
-def begin(*, disaggregated: bool) -> Run:
-    """Return a generation on one worker, or on two."""
+def begin(*, disaggregated: bool, others: int = 0, **fields: Any) -> Run:
+    """Return a generation on one worker, or on two, with some more to go on at."""
     prefill = FakeLink("prefill") if disaggregated else None
     pool = FakePool(prefill, FakeLink("decode"))
+    pool.others = [FakeLink(f"other-{n}") for n in range(others)]
     sink = RecordingSink()
-    job = Job(PROMPT, Sampling(max_tokens=9, temperature=0.0), echo_prompt=True)
+    job_fields = {
+        name: fields.pop(name) for name in ("migratable", "exact") if name in fields
+    }
+    sampling = msgspec.structs.replace(
+        Sampling(max_tokens=9, temperature=0.0), **fields
+    )
+    job = Job(PROMPT, sampling, echo_prompt=True, **job_fields)
     generation = Generation(job, sink, cast("Pool", pool), Metrics())
     generation.start()
     return Run(generation, sink, pool)
@@ -211,3 +242,159 @@ def test_a_refusal_that_crosses_the_cancel_frees_the_kv(kind: ErrorKind) -> None
 
     assert run.pool.released == [KV]
     assert run.sink.ends == []
+
+
+# --- going on elsewhere --------------------------------------------------------------
+
+
+def test_an_output_goes_on_at_another_worker() -> None:
+    """It gets prompt and output as its prompt, and what is left of the bounds."""
+    run = begin(disaggregated=False, others=1, min_tokens=5)
+    run.decode.replies[0].tokens(tokens(0, 8, 9), None)
+    run.decode.replies[0].lost("gone")
+
+    [other] = run.pool.others
+    [submit] = other.submits
+    assert unpack_ids(submit.token_ids) == [*PROMPT, 8, 9]
+    assert (submit.sampling.max_tokens, submit.sampling.min_tokens) == (7, 3)
+    assert submit.request_id != run.decode.submits[0].request_id
+    assert not submit.echo_prompt
+    other.replies[0].tokens(tokens(0, 4), None)
+    end = finished(FinishReason.STOP, 2, num_cached_tokens=5, num_prompt_tokens=5)
+    other.replies[0].tokens(tokens(1, 2), end)
+
+    assert run.sink.token_ids == [8, 9, 4, 2]
+    [end_] = run.sink.ends
+    assert end_.error is None
+    assert end_.worker_ids == {"decode_worker_id": "other-0"}
+    assert end_.prompt_token_ids == PROMPT
+    assert (end_.num_prompt_tokens, end_.num_cached_tokens) == (3, 3)
+
+
+def test_an_output_goes_on_through_a_hand_over() -> None:
+    """A pair's prefill worker computes prompt and output, the decode worker goes on."""
+    run = begin(disaggregated=True, others=1)
+    run.handed_over()
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+
+    assert unpack_ids(run.prefill.submits[1].token_ids) == [*PROMPT, 8]
+    run.handed_over()
+    [other] = run.pool.others
+    assert other.submits[0].leg is Leg.DECODE
+    assert unpack_ids(other.submits[0].token_ids) == [*PROMPT, 8]
+    assert other.submits[0].sampling.max_tokens == 8
+    assert run.pool.released == []
+
+
+def test_a_worker_lost_before_it_read_the_kv_leaves_none_behind() -> None:
+    """Also in the second round, when there is output already."""
+    run = begin(disaggregated=True, others=2)
+    run.handed_over()
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+    run.handed_over()
+    run.pool.others[0].replies[0].lost("gone too")
+
+    assert run.pool.released == [KV]
+
+
+async def test_without_a_worker_an_output_waits_for_one() -> None:
+    """It goes on at the one that comes back, though that has failed before."""
+    run = begin(disaggregated=False)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+    assert run.sink.ends == []
+    run.pool.come_back()
+
+    assert unpack_ids(run.decode.submits[1].token_ids) == [*PROMPT, 8]
+    run.decode.replies[1].tokens(tokens(0, 4), finished(FinishReason.STOP, 1))
+    assert run.sink.token_ids == [8, 4]
+    assert run.sink.ends[0].error is None
+
+
+async def test_waiting_is_bounded() -> None:
+    """After the bound the client hears of it."""
+    run = begin(disaggregated=False)
+    run.pool.wait_s = 0.0
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+    await eventually(lambda: bool(run.sink.ends), "the bound")
+
+    [end] = run.sink.ends
+    assert end.error is not None
+    assert end.error.status == 502
+    assert "nobody is left" in end.error.message
+    assert run.pool.waiting == []
+
+
+async def test_a_client_that_leaves_while_waiting_is_forgotten() -> None:
+    """Nothing is sent when the worker comes back."""
+    run = begin(disaggregated=False)
+    run.decode.replies[0].lost("gone")
+    run.generation.cancel()
+    run.pool.come_back()
+
+    assert len(run.decode.submits) == 1
+    assert run.sink.ends == []
+
+
+def test_failures_without_a_token_are_counted() -> None:
+    """The third in a row ends the request; a token between begins a new series."""
+    run = begin(disaggregated=False, others=3)
+    first, second, third, fourth = [run.decode, *run.pool.others]
+    first.replies[0].lost("gone")
+    second.replies[0].tokens(tokens(0, 8), None)
+    second.replies[0].lost("gone")
+    third.replies[0].lost("gone")
+    assert run.sink.ends == []
+    fourth.replies[0].lost("gone for good")
+
+    [end] = run.sink.ends
+    assert end.error is not None
+    assert "gone for good" in end.error.message
+
+
+def test_an_output_whose_last_token_came_is_complete() -> None:
+    """Nothing is left to compute: the end is made here."""
+    run = begin(disaggregated=False, others=1, max_tokens=2)
+    run.decode.replies[0].tokens(tokens(0, 8, 9), None)
+    run.decode.replies[0].lost("gone")
+
+    assert [end.reason for end in run.sink.ends] == [FinishReason.LENGTH]
+    assert run.pool.others[0].submits == []
+
+
+REFUSING: list[tuple[dict[str, Any], str]] = [
+    ({"migratable": False}, "migratable"),
+    ({"structured_output": StructuredOutput("regex", "a")}, "structured output"),
+    ({"exact": True, "seed": 1, "temperature": 1.0}, "seed"),
+    ({"exact": True, "presence_penalty": 0.5}, "presence_penalty"),
+    ({"exact": True, "frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"exact": True, "bad_words": ["a"]}, "bad_words"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSING)
+def test_what_may_not_go_on_fails_clearly(fields: dict[str, Any], words: str) -> None:
+    """Rather an error that says why than other tokens than asked for."""
+    run = begin(disaggregated=False, others=1, **fields)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+
+    [end] = run.sink.ends
+    assert end.error is not None
+    assert words in end.error.message
+    assert run.pool.others[0].submits == []
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSING)
+def test_before_the_first_token_all_may_begin_again(
+    fields: dict[str, Any], words: str
+) -> None:
+    """Nothing was drawn yet, so that nothing can drift."""
+    del words
+    run = begin(disaggregated=False, others=1, **fields)
+    run.decode.replies[0].lost("gone")
+
+    assert len(run.pool.others[0].submits) == 1

@@ -1,0 +1,92 @@
+"""One Submit to one worker, and who hears what it answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from tokenwire.protocol.messages import ErrorKind, Finished, Tokens
+
+from .link import Link
+
+__all__ = ["Leg", "OutputLeg", "Owner", "PrefillLeg"]
+
+
+class Owner(Protocol):
+    """The generation that legs belong to."""
+
+    request_id: str
+    attempt: int  # makes the legs' request ids differ: late answers find nobody
+
+    def prefilled(self, leg: Leg, first: Tokens | None, end: Finished) -> None:
+        """Go on after the prefill leg."""
+
+    def output(self, leg: Leg, item: Tokens, end: Finished | None) -> None:
+        """Pass tokens of the output on."""
+
+    def output_ended(self, leg: Leg, end: Finished) -> None:
+        """Pass the end on."""
+
+    def leg_failed(self, leg: Leg, kind: ErrorKind, text: str) -> None:
+        """Go on elsewhere, or end."""
+
+
+class Leg(ABC):
+    """One Submit to one worker, and what it answers."""
+
+    __slots__ = ("link", "owner", "request_id")
+
+    def __init__(self, owner: Owner, link: Link, kind: str) -> None:
+        self.owner = owner
+        self.link = link
+        self.request_id = f"{owner.request_id}{kind}{owner.attempt}"
+
+    @abstractmethod
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Take tokens, and the end if it came in the same batch."""
+
+    @abstractmethod
+    def finished(self, end: Finished) -> None:
+        """Take an end that came alone."""
+
+    def lost(self, reason: str) -> None:
+        """Take note that the worker is gone."""
+        self.owner.leg_failed(self, ErrorKind.ENGINE, reason)
+
+
+class PrefillLeg(Leg):
+    """Computes the prompt; its one token counts only if it ends the output."""
+
+    __slots__ = ("_first",)
+
+    def __init__(self, owner: Owner, link: Link) -> None:
+        super().__init__(owner, link, "p")
+        self._first: Tokens | None = None
+
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Keep the token until the leg ends."""
+        if self._first is None:
+            self._first = item
+        if end is not None:
+            self.finished(end)
+
+    def finished(self, end: Finished) -> None:
+        """Hand over, or end."""
+        self.owner.prefilled(self, self._first, end)
+
+
+class OutputLeg(Leg):
+    """Its tokens are the output."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: Owner, link: Link) -> None:
+        super().__init__(owner, link, "d")
+
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Pass tokens on."""
+        self.owner.output(self, item, end)
+
+    def finished(self, end: Finished) -> None:
+        """End the output."""
+        self.owner.output_ended(self, end)

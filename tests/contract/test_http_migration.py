@@ -1,0 +1,165 @@
+"""A worker is lost under its outputs: the client sees a pause and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.stack import SimWorker, Stack, eventually, stack
+from tokenwire.protocol.messages import Role
+
+TOPOLOGIES = {
+    "aggregated": (Role.AGGREGATED, Role.AGGREGATED),
+    "pair": (Role.PREFILL, Role.DECODE, Role.DECODE),
+}
+SLOW = ("--step-ms", "5")
+EVERYTHING = ["completion_token_ids", "worker_id", "engine_data"]
+NUM_TOKENS = 60
+
+
+@pytest_asyncio.fixture(params=TOPOLOGIES)
+async def served(
+    request: pytest.FixtureRequest, tiny_model: Path
+) -> AsyncIterator[Stack]:
+    """Two workers for the output, and one for prompts or none."""
+    async with stack(tiny_model, TOPOLOGIES[request.param], options=SLOW) as running:
+        yield running
+
+
+class Stream:
+    """One streamed chat, read as it comes."""
+
+    def __init__(self) -> None:
+        self.chunks: list[dict[str, Any]] = []
+        self.done = False
+
+    async def run(self, served: Stack, **fields: Any) -> None:
+        """Read to the end."""
+        body = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": NUM_TOKENS,
+            "temperature": 0,
+            "logprobs": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "nvext": {"extra_fields": EVERYTHING},
+            **fields,
+        }
+        url = served.url + "/v1/chat/completions"
+        async with served.client.post(url, json=body) as answer:
+            assert answer.status == 200
+            async for line in answer.content:
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
+                    self.done = True
+                elif data:
+                    self.chunks.append(json.loads(data))
+
+    @property
+    def content(self) -> tuple[list[int], str, list[float]]:
+        """Ids, text and logprobs, joined."""
+        ids: list[int] = []
+        text = ""
+        logprobs: list[float] = []
+        for chunk in self.chunks:
+            ids += chunk.get("nvext", {}).get("completion_token_ids", [])
+            for choice in chunk.get("choices", []):
+                text += choice["delta"].get("content", "")
+                entries = (choice["logprobs"] or {}).get("content", [])
+                logprobs += [entry["logprob"] for entry in entries]
+        return ids, text, logprobs
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """The nvext of the chunk with the finish reason."""
+        [chunk] = [
+            c for c in self.chunks if c["choices"] and c["choices"][0]["finish_reason"]
+        ]
+        return dict(chunk["nvext"])
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The usage chunk's."""
+        return dict(self.chunks[-1]["usage"])
+
+
+def busy(served: Stack) -> SimWorker:
+    """Return the worker that decodes now."""
+    [worker] = [
+        one
+        for one in served.workers
+        if one.engine.load().num_running and one.role is not Role.PREFILL
+    ]
+    return worker
+
+
+async def under_way(served: Stack, **fields: Any) -> tuple[Stream, asyncio.Task[None]]:
+    """Return a stream that has brought some tokens."""
+    stream = Stream()
+    task = asyncio.create_task(stream.run(served, **fields))
+    await eventually(lambda: len(stream.chunks) > 8, "tokens")
+    return stream, task
+
+
+async def test_a_lost_worker_is_a_pause(served: Stack) -> None:
+    """Ids, text, logprobs and usage are those of an undisturbed run; it is named who served."""
+    calm = Stream()
+    await calm.run(served)
+    stream, task = await under_way(served)
+    victim = busy(served)
+    await victim.die()
+    await task
+
+    assert stream.done
+    assert stream.content == calm.content
+    assert len(stream.content[0]) == NUM_TOKENS
+    assert stream.end["engine_data"] == calm.end["engine_data"]
+    worker = stream.end["worker_id"]["decode_worker_id"]
+    assert worker != victim.name
+    assert stream.usage["completion_tokens"] == NUM_TOKENS
+    assert stream.usage["prompt_tokens"] == calm.usage["prompt_tokens"]
+
+
+async def test_a_grammar_or_a_veto_is_an_error_event(served: Stack) -> None:
+    """What may not be moved ends clearly, and only that."""
+    stream, task = await under_way(
+        served, nvext={"extra_fields": EVERYTHING, "migratable": False}
+    )
+    await busy(served).die()
+    await task
+
+    assert stream.done
+    assert "migratable" in stream.chunks[-1]["error"]["message"]
+
+
+async def test_the_metric_says_so(served: Stack) -> None:
+    """Moved outputs are counted, with whether they are exact."""
+    _, task = await under_way(served)
+    await busy(served).die()
+    await task
+    text = (await served.get("/metrics")).text
+
+    assert 'tokenwire_migrations_total{exactness="exact",kind="engine"} 1.0' in text
+    assert "tokenwire_migration_pause_seconds_count 1.0" in text
+
+
+async def test_many_streams_lose_nothing(served: Stack) -> None:
+    """Thirty at once, half of them on the worker that is lost."""
+    calm = Stream()
+    await calm.run(served)
+    streams = [Stream() for _ in range(30)]
+    tasks = [asyncio.create_task(stream.run(served)) for stream in streams]
+    await eventually(lambda: all(len(s.chunks) > 8 for s in streams), "tokens")
+    victim = served.workers[-1]
+    assert victim.engine.load().num_running > 5
+    await victim.die()
+    await asyncio.gather(*tasks)
+
+    assert all(stream.content == calm.content for stream in streams)
+    assert all(stream.done for stream in streams)
