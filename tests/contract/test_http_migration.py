@@ -71,7 +71,9 @@ class Stream:
             ids += chunk.get("nvext", {}).get("completion_token_ids", [])
             for choice in chunk.get("choices", []):
                 text += choice["delta"].get("content", "")
-                entries = (choice["logprobs"] or {}).get("content", [])
+                entries: list[dict[str, float]] = []
+                if choice["logprobs"]:
+                    entries = choice["logprobs"]["content"]
                 logprobs += [entry["logprob"] for entry in entries]
         return ids, text, logprobs
 
