@@ -173,9 +173,14 @@ class Generation:
                 f"prefill worker {leg.link.worker_id} answered without KV to hand over",
             )
             return
-        if self._route is None:
-            return  # there was a route: a leg has ended
-        decode = legs.OutputLeg(self, self._route.decode)
+        link = self._pool.decode_for(leg.link, self._excluded)
+        if link is None:
+            self._release(leg, end)
+            self._prefill_end = None
+            self.leg_failed(leg, ErrorKind.DRAINING, "no decode worker is left")
+            return
+        self._route = Route(link, leg.link)
+        decode = legs.OutputLeg(self, link)
         try:
             self._submit(decode, Leg.DECODE, end.handover)
         except ConnectionError as error:

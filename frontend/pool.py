@@ -141,12 +141,7 @@ class Pool:
         Raises:
             ApiError: 503: no worker can take it.
         """
-        candidates = [
-            link
-            for link in (*self.usable(Role.AGGREGATED), *self.usable(Role.DECODE))
-            if link not in exclude
-        ]
-        decode = choose(candidates)
+        decode = choose(self._outputs(exclude))
         if decode is None:
             raise self._no_worker()
         if decode in self.usable(Role.AGGREGATED):
@@ -159,6 +154,24 @@ class Pool:
             ]
         )
         return Route(decode, prefill)
+
+    def decode_for(self, prefill: Link, exclude: frozenset[Link]) -> Link | None:
+        """Return who goes on with what *prefill* has computed; None: nobody can.
+
+        Asked when the prefill leg has ended: what was the least busy worker when it
+        began has got other hand-overs since.
+        """
+        decoders = self.usable(Role.DECODE)
+        return choose(
+            [one for one in decoders if one not in exclude and _fit(prefill, one)]
+        )
+
+    def _outputs(self, exclude: frozenset[Link]) -> list[Link]:
+        return [
+            link
+            for link in (*self.usable(Role.AGGREGATED), *self.usable(Role.DECODE))
+            if link not in exclude
+        ]
 
     def wait(self, resume: Callable[[], None]) -> None:
         """Have *resume* called once, when a worker that can serve becomes ready."""

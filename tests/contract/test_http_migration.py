@@ -159,7 +159,7 @@ async def test_many_streams_lose_nothing(served: Stack) -> None:
     tasks = [asyncio.create_task(stream.run(served)) for stream in streams]
     await eventually(lambda: all(len(s.chunks) > 8 for s in streams), "tokens")
     victim = served.workers[-1]
-    assert victim.engine.load().num_running > 5
+    assert victim.engine.load().num_running == 15  # the load is even
     await victim.die()
     await asyncio.gather(*tasks)
 

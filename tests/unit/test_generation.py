@@ -77,6 +77,12 @@ class FakePool:
         prefill = None if self.prefill in exclude else self.prefill
         return Route(cast("Link", left[0]), cast("Link | None", prefill))
 
+    def decode_for(self, prefill: Any, exclude: frozenset[Any]) -> Any:
+        """Return who goes on after the prefill worker."""
+        del prefill
+        left = [link for link in (self.decode, *self.others) if link not in exclude]
+        return left[0] if left else None
+
     def wait(self, resume: Callable[[], None]) -> None:
         """Keep who waits."""
         self.waiting.append(resume)
