@@ -29,6 +29,8 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
             *("--max-num-batched-tokens", "256"),
         ),
         name=NAME,
+        # A killed worker is missed until its engine has loaded again.
+        settings={"TOKENWIRE_WORKER_WAIT_S": str(LOAD_S)},
     ) as running:
         # It serves a moment before it says where the workers' gauges are.
         workers = ("prefill-0", "decode-0")
