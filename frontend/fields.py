@@ -153,6 +153,13 @@ DESCRIPTIONS = {
         "On chat: the prompt's token ids, in place of template and tokenizer; the "
         "messages then count for nothing."
     ),
+    "migratable": (
+        "false: never go on at another worker when one fails after the first token."
+    ),
+    "exactness": (
+        "best_effort (the default): go on elsewhere also where a seed, a penalty or bad "
+        "words may drift by that; same_rng or bitwise: then rather end with an error."
+    ),
     # those of the token routes
     "TokenizeText.prompt": "The text.",
     "TokenizeText.add_special_tokens": "Let the tokenizer add its own; default: true.",
