@@ -3,6 +3,8 @@
 Laws:
 - One Batch per flush, unless it would be above a limit of the wire.
 - The ends follow the tokens; within each, the order is kept.
+- An end is in the Batch of its last token, so that a frontend knows a stop token when
+  it comes; apart from it only if no message can carry the two together.
 - An end that no message can carry becomes an error, never silence.
 """
 
@@ -34,16 +36,18 @@ class Outbox:
 
     def take(self) -> Iterator[Batch]:
         """Return all that is collected, in order, and begin anew."""
-        tokens, finished = self.tokens, self.finished
+        batch = Batch(self.tokens, self.finished)
         self.tokens, self.finished = [], []
-        num_items = len(tokens) + len(finished)
-        if 0 < num_items <= MAX_BATCH_ITEMS:
-            yield Batch(tokens, finished)
-            return
-        for start in range(0, len(tokens), MAX_BATCH_ITEMS):
-            yield Batch(tokens[start : start + MAX_BATCH_ITEMS], [])
-        for start in range(0, len(finished), MAX_BATCH_ITEMS):
-            yield Batch([], finished[start : start + MAX_BATCH_ITEMS])
+        if batch.tokens or batch.finished:
+            yield from _bounded(batch)
+
+
+def _bounded(batch: Batch) -> Iterator[Batch]:
+    if len(batch.tokens) + len(batch.finished) <= MAX_BATCH_ITEMS:
+        yield batch
+        return
+    for part in _halves(batch):
+        yield from _bounded(part)
 
 
 def send_batch(batch: Batch, send: Callable[[Batch], bool]) -> bool:
@@ -64,18 +68,29 @@ def send_batch(batch: Batch, send: Callable[[Batch], bool]) -> bool:
 
 
 def _parts(batch: Batch, error: ProtocolError) -> tuple[Batch, ...]:
+    if len(batch.tokens) + len(batch.finished) > 1:
+        return _halves(batch)
+    if not batch.finished:
+        raise error
+    return (Batch([], [_without_burden(batch.finished[0], error)]),)
+
+
+def _halves(batch: Batch) -> tuple[Batch, Batch]:
+    """Return the two halves of a batch of two items or more."""
     tokens, finished = batch.tokens, batch.finished
-    if tokens and finished:
-        return Batch(tokens, []), Batch([], finished)
-    if len(tokens) > 1:
-        middle = len(tokens) // 2
-        return Batch(tokens[:middle], []), Batch(tokens[middle:], [])
-    if len(finished) > 1:
+    if not tokens:
         middle = len(finished) // 2
         return Batch([], finished[:middle]), Batch([], finished[middle:])
-    if not finished:
-        raise error
-    return (Batch([], [_without_burden(finished[0], error)]),)
+    middle = (len(tokens) + 1) // 2
+    first, second = tokens[:middle], tokens[middle:]
+    if not second and len(finished) == 1:
+        return Batch(first, []), Batch([], finished)
+    later = {item.request_id for item in second}
+    whole = {item.request_id for item in first} - later
+    return (
+        Batch(first, [end for end in finished if end.request_id in whole]),
+        Batch(second, [end for end in finished if end.request_id not in whole]),
+    )
 
 
 def _without_burden(end: Finished, error: ProtocolError) -> Finished:

@@ -59,25 +59,42 @@ def test_taking_empties() -> None:
 
 
 def test_the_number_of_items_in_a_batch_is_bounded() -> None:
-    """More make more Batches, in order, the ends last."""
+    """More make more Batches, in order, each end in the one of its last token."""
     outbox = Outbox()
-    item = tokens(0)
-    outbox.tokens = [item] * (MAX_BATCH_ITEMS + 1)
-    outbox.finished = [end(0)]
-    sizes = [(len(batch.tokens), len(batch.finished)) for batch in outbox.take()]
-    assert sizes == [(MAX_BATCH_ITEMS, 0), (1, 0), (0, 1)]
+    outbox.tokens = [tokens(n) for n in range(MAX_BATCH_ITEMS)]
+    outbox.finished = [end(MAX_BATCH_ITEMS - 1), end(0)]
+    first, second = outbox.take()
+    assert first.tokens + second.tokens == [tokens(n) for n in range(MAX_BATCH_ITEMS)]
+    assert first.finished == [end(0)]
+    assert second.finished == [end(MAX_BATCH_ITEMS - 1)]
+
+
+def test_an_end_follows_all_tokens_of_its_request() -> None:
+    """Also where these are in several Batches, and where there are none."""
+    outbox = Outbox()
+    outbox.tokens = [tokens(0)] * (MAX_BATCH_ITEMS + 1)
+    outbox.finished = [end(0), end(1)]
+    first, second = outbox.take()
+    assert not first.finished
+    assert second.finished == [end(0), end(1)]
 
 
 @pytest.mark.parametrize("max_items", [1, 2, 3, 7])
 def test_a_batch_that_is_too_large_goes_in_parts_and_in_order(max_items: int) -> None:
-    """Nothing is lost, nothing comes twice, the ends follow the tokens."""
+    """Nothing is lost, nothing comes twice, an end stays with its token if it can."""
     batch = Batch([tokens(n) for n in range(5)], [end(n) for n in range(3)])
     wire = Wire(max_items)
     assert send_batch(batch, wire.send)
     assert [item for part in wire.sent for item in part.tokens] == batch.tokens
     assert [item for part in wire.sent for item in part.finished] == batch.finished
-    with_ends = [bool(part.finished) for part in wire.sent]
-    assert with_ends == sorted(with_ends)
+    for item in batch.finished:
+        places = [
+            number
+            for number, part in enumerate(wire.sent)
+            if item in part.finished
+            or item.request_id in {one.request_id for one in part.tokens}
+        ]
+        assert len(places) == (1 if max_items > 1 else 2)
 
 
 def test_an_end_that_alone_is_too_large_becomes_an_error() -> None:
