@@ -111,10 +111,15 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A grammar for the output; exactly one of ``kind`` with its text."""
+    """A grammar for the output; exactly one of ``kind`` with its text.
 
-    kind: str  # "json" | "json_object" | "regex" | "choice" | "grammar"
-    spec: str = ""  # JSON schema, regex, JSON list of choices, or EBNF
+    ``kind`` is an open word: a worker refuses the request of one that it does not know
+    (``ErrorKind.INVALID``), so a new kind needs no capability.
+    """
+
+    # "json" | "json_object" | "regex" | "choice" | "grammar" | "structural_tag"
+    kind: str
+    spec: str = ""  # JSON schema, regex, list of choices, EBNF, or xgrammar's tag
     whitespace_pattern: str | None = None
 
 
@@ -153,6 +158,10 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     priority: int = 0
     cache_salt: str | None = None
     echo_prompt: bool = False  # send the prompt ids back on Finished
+    # Where a grammar begins to bind. None: the engine's reasoning parser looks at the
+    # prompt; its arguments are the other field's.
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: JsonObject | None = None
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):

@@ -47,6 +47,8 @@ class EngineRequest:
     kv_transfer_params: JsonObject | None = None
     priority: int = 0
     cache_salt: str | None = None
+    reasoning_ended: bool | None = None  # None: the engine looks at the prompt
+    reasoning_parser_kwargs: JsonObject | None = None
 
 
 @dataclass(slots=True)  # not frozen: one per token, and frozen ones cost 4x to make

@@ -189,6 +189,8 @@ class Service:
                 kv_transfer_params=submit.kv_transfer_params,
                 priority=submit.priority,
                 cache_salt=submit.cache_salt,
+                reasoning_ended=submit.reasoning_ended,
+                reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
             )
         )
 

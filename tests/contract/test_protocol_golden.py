@@ -86,6 +86,8 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
         priority=-1,
         cache_salt="salt",
         echo_prompt=True,
+        reasoning_ended=False,
+        reasoning_parser_kwargs={"chat_template_kwargs": {"enable_thinking": True}},
     ),
     "cancel": Cancel("r1"),
     "release_kv": ReleaseKV("r1", {"remote_engine_id": "e"}),

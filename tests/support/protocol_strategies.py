@@ -123,6 +123,8 @@ from_frontend = st.one_of(
         priority=ints,
         cache_salt=st.none() | texts,
         echo_prompt=st.booleans(),
+        reasoning_ended=st.none() | st.booleans(),
+        reasoning_parser_kwargs=st.none() | objects,
     ),
     st.builds(Cancel, names),
     st.builds(ReleaseKV, names, objects),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from support.worker_fakes import FakeTimers, engine_request, start_sim
@@ -102,6 +104,22 @@ async def test_what_it_cannot_do_is_refused() -> None:
     assert {end.error_kind for end in sink.ends.values()} == {ErrorKind.INVALID}
     assert "out of vocabulary" in sink.ends["id"].error
     assert len(sink.ends) == 3
+    await engine.stop()
+
+
+async def test_a_scripted_prompt_may_have_a_grammar(tmp_path: Path) -> None:
+    """The script says what any grammar would have led to."""
+    timers = FakeTimers()
+    script = tmp_path / "script.json"
+    script.write_text('[{"contains": [7], "output_token_ids": [5, 6]}]')
+    engine, sink, _ = await start_sim("--script", str(script), timers=timers)
+    grammar = StructuredOutput(kind="regex", spec="a+")
+    sampling = Sampling(max_tokens=2, structured_output=grammar)
+    engine.submit(engine_request("scripted", [7], sampling=sampling))
+    engine.submit(engine_request("other", [8], sampling=sampling))
+    timers.advance(1.0)
+    assert sink.ends["scripted"].reason is FinishReason.LENGTH
+    assert sink.ends["other"].error_kind is ErrorKind.INVALID
     await engine.stop()
 
 

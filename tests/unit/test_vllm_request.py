@@ -275,6 +275,7 @@ def test_a_decode_leg_passes_the_hand_over_on_whole() -> None:
         (StructuredOutput("regex", "a+"), {"regex": "a+"}),
         (StructuredOutput("json_object"), {"json_object": True}),
         (StructuredOutput("choice", '["a"]'), {"choice": ["a"]}),
+        (StructuredOutput("structural_tag", "{}"), {"structural_tag": "{}"}),
     ],
 )
 def test_grammars_in_vllms_words(

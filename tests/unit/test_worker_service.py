@@ -197,6 +197,7 @@ def test_a_request_reaches_the_engine_as_it_was_submitted() -> None:
     message = Submit(
         "r", pack_ids([7, 8]), sampling, leg=Leg.DECODE, handover={"k": [1]},
         kv_transfer_params={"x": 1}, priority=3, cache_salt="s",
+        reasoning_ended=False, reasoning_parser_kwargs={"a": 1},
     )  # fmt: skip
     desk.say(A, message)
     desk.say(B, message)
@@ -209,6 +210,8 @@ def test_a_request_reaches_the_engine_as_it_was_submitted() -> None:
     )
     assert (first.handover, first.kv_transfer_params) == ({"k": [1]}, {"x": 1})
     assert (first.priority, first.cache_salt) == (3, "s")
+    assert first.reasoning_ended is False
+    assert first.reasoning_parser_kwargs == {"a": 1}
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class SimEngine:
         self._channel = SideChannel(
             secrets.token_hex(8), self, transfer_s=options.transfer_s
         )
+        self._script = Script()
         self._num_steps = 0
         self._stepping = False  # a step is under way, or planned for this iteration
         self._flushing = False
@@ -71,7 +72,8 @@ class SimEngine:
         options = self._options
         progress("reading the model's sizes")
         model = read_model(self._model)
-        script = read_script(options.script) if options.script else Script()
+        if options.script:
+            self._script = read_script(options.script)
         max_model_len = self._checked_model_len(model)
         if options.load_s:
             progress("loading no weights")
@@ -82,7 +84,7 @@ class SimEngine:
         self._scheduler = Scheduler(
             options,
             Rule(model, options.mean_output_tokens),
-            script,
+            self._script,
             max_model_len,
             self._channel,
         )
@@ -119,8 +121,12 @@ class SimEngine:
             error = f"Token id {max(request.token_ids)} is out of vocabulary"
             self._end_soon(_refused(request, ErrorKind.INVALID, error))
             return
-        if request.sampling.structured_output is not None:
-            error = "The simulated engine has no structured output"
+        if (
+            request.sampling.structured_output is not None
+            and self._script.answer(request.token_ids) is None
+        ):
+            # A script says what any grammar would have led to.
+            error = "The simulated engine has structured output by script alone"
             self._end_soon(_refused(request, ErrorKind.INVALID, error))
             return
         end = self._scheduler.add(request, self._timers.time())

@@ -242,6 +242,8 @@ class VllmEngine:
                 ),
                 sampling_params(self._vllm, request),
                 priority=request.priority,
+                reasoning_ended=request.reasoning_ended,
+                reasoning_parser_kwargs=request.reasoning_parser_kwargs,
             )
         except self._vllm.EngineDeadError as error:
             self._end(state, state.failed(ErrorKind.ENGINE, first_sentence(error)))

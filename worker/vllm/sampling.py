@@ -89,7 +89,7 @@ def _structured(
 
 def _constraint(output: StructuredOutput) -> dict[str, object]:
     match output.kind:
-        case "json" | "regex" | "grammar":
+        case "json" | "regex" | "grammar" | "structural_tag":
             return {output.kind: output.spec}
         case "json_object":
             return {"json_object": True}
