@@ -368,10 +368,9 @@ def _fold(
     strings: tuple[str, ...],
     sampling: Sampling,
 ) -> Fold:
-    stop = None
-    if strings:
-        stop = StopStrings(strings, include=bool(request.include_stop_str_in_output))
+    include_stop = bool(request.include_stop_str_in_output)
+    stop = StopStrings(strings, include=include_stop) if strings else None
     detokenizer = model.detokenizer(
         prompt_token_ids, skip_special_tokens=request.skip_special_tokens is not False
     )
-    return Fold(detokenizer, stop, sampling.min_tokens)
+    return Fold(detokenizer, stop, sampling.min_tokens, include_stop=include_stop)

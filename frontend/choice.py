@@ -145,7 +145,9 @@ class Choice:
             token_ids, logprobs = [], None
             if end is not None and end.error is None:
                 end.reason = FinishReason.LENGTH
-        text, used = self._fold.feed(token_ids)
+        # With its end a worker sends the last ids, so the stop token is among them.
+        stopped = end is not None and end.by_token
+        text, used = self._fold.feed(token_ids, stopped=stopped)
         matched = self._fold.matched
         if matched is not None:
             if used < len(token_ids):

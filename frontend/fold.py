@@ -16,17 +16,20 @@ class Fold:
     Whatever batches the worker sends, the result is that of feeding single ids.
     """
 
-    __slots__ = ("_detokenizer", "_min_tokens", "_stop", "num_tokens")
+    __slots__ = ("_detokenizer", "_include_stop", "_min_tokens", "_stop", "num_tokens")
 
     def __init__(
         self,
         detokenizer: Detokenizer,
         stop: StopStrings | None = None,
         min_tokens: int = 0,
+        *,
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._stop = stop
         self._min_tokens = min_tokens  # until then no stop string counts, as in vLLM
+        self._include_stop = include_stop  # whether a stop token's text is output
         self.num_tokens = 0
 
     @property
@@ -39,12 +42,21 @@ class Fold:
         """The stop string that ended the text."""
         return self._stop.matched if self._stop is not None else None
 
-    def feed(self, token_ids: Sequence[int]) -> tuple[str, int]:
+    def feed(
+        self, token_ids: Sequence[int], *, stopped: bool = False
+    ) -> tuple[str, int]:
         """Return the new text, and how many of *token_ids* belong to the output.
 
         Fewer than given if a stop string matched: the id that completes it is the
-        last.
+        last. *stopped*: the last id ended the output, as EOS or a stop token does.
+        It belongs to the output, its text does not.
         """
+        if stopped and token_ids and not self._include_stop:
+            text, used = self.feed(token_ids[:-1])
+            if self.matched is None:
+                self.num_tokens += 1
+                used += 1
+            return text, used
         feed = self._detokenizer.feed
         stop = self._stop
         if stop is None:

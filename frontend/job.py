@@ -47,6 +47,16 @@ class End:
     worker_ids: dict[str, str] = field(default_factory=dict[str, str])
     timing: dict[str, float] = field(default_factory=dict[str, float])  # in ms
 
+    @property
+    def by_token(self) -> bool:
+        """Whether the last id ended the output, as EOS or a stop token does.
+
+        A string names another cause: a stop string, or vLLM's repetition detection.
+        """
+        return self.reason is FinishReason.STOP and not isinstance(
+            self.stop_reason, str
+        )
+
 
 class Sink(Protocol):
     """Who takes a sequence's tokens; called on the event loop, must not block."""
