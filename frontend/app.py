@@ -18,6 +18,7 @@ from .discovery import discover
 from .listener import Runner
 from .metrics import Metrics
 from .model import ModelError, load_model
+from .parsers import ParserError, Parsers, load_parsers
 from .pool import Pool
 from .server import Server
 from .tokenizer import TextModel
@@ -47,8 +48,15 @@ def main() -> None:
         model = load_model(config.model, executor)
     except ModelError as error:
         sys.exit(f"tokenwire-frontend: {error}")
+    parsers = None
+    if config.parsers:
+        try:
+            parsers = load_parsers(config.parsers, model.folder)
+        except ParserError as error:
+            sys.stderr.write(f"tokenwire-frontend: {error}\n")
+            sys.exit(2)  # a bad setting, as from the option parser
     try:
-        uvloop.run(serve(config, model))
+        uvloop.run(serve(config, model, parsers))
     except OSError as error:
         sys.exit(
             f"tokenwire-frontend: cannot listen on {config.host}:{config.port}: "
@@ -58,7 +66,9 @@ def main() -> None:
         executor.shutdown(wait=False, cancel_futures=True)
 
 
-async def serve(config: Config, model: TextModel) -> None:
+async def serve(
+    config: Config, model: TextModel, parsers: Parsers | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM, then let requests end; a second signal forces.
 
     Raises:
@@ -82,7 +92,7 @@ async def serve(config: Config, model: TextModel) -> None:
         stall_timeout_s=config.stall_timeout_s,
         wait_s=config.worker_wait_s,
     )
-    server = Server(config, model, pool, metrics, int(time.time()))
+    server = Server(config, model, pool, metrics, int(time.time()), parsers)
     runner = Runner(
         server.application(),
         handler_cancellation=True,  # a client that leaves cancels its handler

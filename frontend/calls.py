@@ -14,8 +14,11 @@ from tokenwire.protocol.messages import Sampling
 from .bounds import MAX_CHOICES, MAX_SALT_CHARS, REQUEST_ID_FORM, within
 from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
-from .job import Job
+from .job import Job, Reasoning
 from .nvext import SELECTOR, Nvext, Selection, root_or_nvext, select
+from .parsing import ParsingFold
+from .planning import plan_output, template_kwargs, tools_shown
+from .plans import Plan
 from .policy import Policy
 from .pool import Pool
 from .prompts import (
@@ -65,6 +68,7 @@ class Call:
     include_usage: bool
     continuous_usage: bool
     client_request_id: str | None = None  # of the body; for the headers
+    counts_reasoning: bool = False  # whether the usage says how many ids are reasoning
 
 
 async def chat_call(
@@ -82,6 +86,7 @@ async def chat_call(
     if request.top_logprobs is not None and not request.logprobs:
         msg = "top_logprobs needs logprobs: true"
         raise bad_request(msg, "top_logprobs")
+    plan = plan_output(request, policy)
     prompt = await _chat_prompt(request, model, policy)
     max_tokens = request.max_tokens
     if request.max_completion_tokens is not None:
@@ -97,6 +102,7 @@ async def chat_call(
         prompt_logprobs=request.prompt_logprobs,
         kind=ChatShape,
         prefix="chatcmpl-",
+        plan=plan,
     )
 
 
@@ -197,7 +203,14 @@ async def _chat_prompt(
         given = given_by_messages(request.messages)
     else:
         given = given_by_request(request.messages, required, field)
-    prompt = await chat_prompt(request, model, policy, given=given)
+    prompt = await chat_prompt(
+        request,
+        model,
+        policy,
+        tools=tools_shown(request, policy),
+        template_kwargs=template_kwargs(request),
+        given=given,
+    )
     return replace(prompt, echo=echo)
 
 
@@ -250,12 +263,14 @@ def _call(
     kind: type[ChatShape | CompletionShape],
     prefix: str,
     prompt_only: bool = False,
+    plan: Plan | None = None,
 ) -> Call:
     max_model_len = pool.max_model_len
     if max_model_len is None:
         raise unavailable("no worker is connected yet")
     strings = stop_strings(request.stop)
     nvext = request.nvext or Nvext()
+    response_id = prefix + secrets.token_hex(12)
     jobs: list[tuple[Job, Fold]] = []
     if selection.prompt_logprobs and prompt_logprobs is None:
         prompt_logprobs = 0  # each prompt token's own
@@ -272,6 +287,12 @@ def _call(
             logprobs=0 if selection.engine_data and logprobs is None else logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+        reasoning = Reasoning()
+        if plan is not None:
+            sampling = msgspec.structs.replace(
+                sampling, structured_output=plan.structured_output
+            )
+            reasoning = plan.reasoning(token_ids)
         for number in range(request.n or 1):
             job = Job(
                 token_ids,
@@ -282,9 +303,10 @@ def _call(
                 prompt_only=prompt_only,
                 migratable=nvext.migratable is not False,
                 exact=nvext.exactness not in (None, "best_effort"),
+                reasoning=reasoning,
             )
-            jobs.append((job, _fold(request, model, token_ids, strings, sampling)))
-    response_id = prefix + secrets.token_hex(12)
+            fold = _fold(request, model, job, strings, plan, (response_id, len(jobs)))
+            jobs.append((job, fold))
     options = request.stream_options or StreamOptions()
     frame = Frame(
         response_id,
@@ -299,7 +321,9 @@ def _call(
         num_prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         prefix=prompts[0].prefix,
-        skip_special_tokens=request.skip_special_tokens is not False,
+        skip_special_tokens=_skips_special(request, plan),
+        with_reasoning=plan is not None and plan.has_reasoning,
+        call_forced=plan is not None and plan.call_forced,
     )
     return Call(
         response_id,
@@ -311,6 +335,7 @@ def _call(
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         client_request_id=request.request_id,
+        counts_reasoning=plan is not None and plan.has_reasoning,
     )
 
 
@@ -364,13 +389,24 @@ def numbered(sampling: Sampling, number: int) -> Sampling:
 def _fold(
     request: CommonRequest,
     model: TextModel,
-    prompt_token_ids: list[int],
+    job: Job,
     strings: tuple[str, ...],
-    sampling: Sampling,
+    plan: Plan | None,
+    place: tuple[str, int],  # the response's id and the choice's index
 ) -> Fold:
     include_stop = bool(request.include_stop_str_in_output)
     stop = StopStrings(strings, include=include_stop) if strings else None
-    detokenizer = model.detokenizer(
-        prompt_token_ids, skip_special_tokens=request.skip_special_tokens is not False
-    )
-    return Fold(detokenizer, stop, sampling.min_tokens, include_stop=include_stop)
+    prompt, min_tokens = job.prompt_token_ids, job.sampling.min_tokens
+    skip = _skips_special(request, plan)
+    detokenizer = model.detokenizer(prompt, skip_special_tokens=skip)
+    if plan is None:
+        return Fold(detokenizer, stop, min_tokens, include_stop=include_stop)
+    parser = plan.parser(prompt, *place)
+    return ParsingFold(parser, detokenizer, stop, min_tokens, include_stop=include_stop)
+
+
+def _skips_special(request: CommonRequest, plan: Plan | None) -> bool:
+    """Return whether special tokens have no text; parsers may need to see them."""
+    if plan is not None:
+        return plan.skip_special_tokens
+    return request.skip_special_tokens is not False

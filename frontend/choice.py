@@ -11,6 +11,7 @@ from tokenwire.protocol.tokens import TOKEN_BYTES
 from .fold import Fold
 from .generation import Generation
 from .job import End, Job
+from .message import MessagePart
 from .metrics import Metrics
 from .pool import Pool
 
@@ -25,6 +26,17 @@ class Delta:
     token_ids: list[int]  # (num_new_tokens,)
     logprobs: Logprobs | None
     end: End | None
+    parsed: MessagePart | None = None  # what a parser made of the text, in its place
+
+    def add(self, later: Delta) -> None:
+        """Append what the next delta of the same choice adds."""
+        self.text += later.text
+        self.token_ids = self.token_ids + later.token_ids
+        parts = [part for part in (self.logprobs, later.logprobs) if part is not None]
+        self.logprobs = joined(parts)
+        self.end = later.end
+        if self.parsed is not None and later.parsed is not None:
+            self.parsed.add(later.parsed)
 
 
 class Choice:
@@ -116,7 +128,18 @@ class Choice:
     @property
     def plain(self) -> bool:
         """Whether tokens always become text as they are: ``deliver_plain`` may be set."""
-        return not self._fold.has_stop and not self._prompt_only
+        fold = self._fold
+        return not (fold.has_stop or fold.parses or self._prompt_only)
+
+    @property
+    def parses(self) -> bool:
+        """Whether a parser makes a message of the text."""
+        return self._fold.parses
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Ids delivered that are reasoning; 0 where nobody can tell."""
+        return self._fold.num_reasoning_tokens
 
     @property
     def waiting(self) -> tuple[int, End | None]:
@@ -164,7 +187,11 @@ class Choice:
         self.num_tokens += len(token_ids)
         if end is not None:
             self._metrics.e2e_request_latency.observe(self._clock() - self.started_at)
-        self._deliver(self, Delta(text, token_ids, logprobs, end))
+            end.called_tools = end.reason is FinishReason.STOP and (
+                self._fold.called_tools
+            )
+        parsed = self._fold.take()
+        self._deliver(self, Delta(text, token_ids, logprobs, end, parsed))
 
 
 NOTHING = Delta("", [], None, None)

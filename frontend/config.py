@@ -13,6 +13,7 @@ from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S, MAX_MESSAGE_BYTES
 from tokenwire.protocol.settings import SettingsParser, port, seconds, whole_number
 
 from .nvext import Placement
+from .parsers import ParserChoice
 from .policy import Policy
 from .pool import WORKER_WAIT_S
 from .stall import STALL_TIMEOUT_S
@@ -42,6 +43,7 @@ class Config(msgspec.Struct, frozen=True):
     shutdown_timeout_s: float
     log_level: str
     policy: Policy
+    parsers: ParserChoice
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
@@ -173,10 +175,13 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         choices=["debug", "info", "warning", "error"],
         help="(default: %(default)s)",
     )
+    _add_parsers(parser)
     given = parser.parse_settings(arguments)
     sources = [given.worker, given.workers_file, given.workers_dns]
     if sum(map(bool, sources)) != 1:
         parser.error("give one of --worker, --workers-file and --workers-dns")
+    if given.enable_auto_tool_choice and not given.tool_call_parser:
+        parser.error("--enable-auto-tool-choice needs --tool-call-parser")
     return Config(
         model=given.model,
         served_model_name=given.served_model_name or given.model,
@@ -201,7 +206,57 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
             placement=Placement(given.token_ids_placement),
             ignore_unknown_fields=given.unknown_fields == "ignore",
             trust_chat_template=given.trust_request_chat_template,
+            exclude_tools=given.exclude_tools_when_tool_choice_none,
         ),
+        parsers=ParserChoice(
+            tool_call_parser=given.tool_call_parser or None,
+            reasoning_parser=given.reasoning_parser or None,
+            tool_parser_plugin=given.tool_parser_plugin,
+            reasoning_parser_plugin=given.reasoning_parser_plugin,
+            tool_strict_level=given.tool_strict_level,
+        ),
+    )
+
+
+def _add_parsers(parser: SettingsParser) -> None:
+    """Add vLLM's options for tool calls and reasoning, under vLLM's names."""
+    add = parser.add_argument
+    add(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="vLLM's parser of tool calls (hermes, llama3_json, ...); needs vLLM here",
+    )
+    add(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="vLLM's parser of reasoning (deepseek_r1, qwen3, ...); needs vLLM here, "
+        "and the same option of the engine for structured output",
+    )
+    add(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        help="implied by --tool-call-parser; taken so that vLLM's options fit",
+    )
+    add(
+        "--exclude-tools-when-tool-choice-none",
+        action="store_true",
+        help="leave tools out of the prompt when tool_choice is none",
+    )
+    add(
+        "--tool-strict-level",
+        choices=["auto", "function", "parameter"],
+        default="auto",
+        help="how much of every tool call a grammar binds (default: %(default)s)",
+    )
+    add(
+        "--tool-parser-plugin",
+        metavar="FILE",
+        help="Python file that registers more parsers of tool calls",
+    )
+    add(
+        "--reasoning-parser-plugin",
+        metavar="FILE",
+        help="Python file that registers more parsers of reasoning",
     )
 
 

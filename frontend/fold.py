@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .detokenize import Detokenizer
+from .message import MessagePart
 from .stop import StopStrings
 
 __all__ = ["Fold"]
@@ -41,6 +42,25 @@ class Fold:
     def matched(self) -> str | None:
         """The stop string that ended the text."""
         return self._stop.matched if self._stop is not None else None
+
+    @property
+    def parses(self) -> bool:
+        """Whether ``take`` has something to tell."""
+        return False
+
+    @property
+    def called_tools(self) -> bool:
+        """Whether the finish reason is ``tool_calls`` if the output stops here."""
+        return False
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the ids so far are reasoning; 0 where nobody can tell."""
+        return 0
+
+    def take(self) -> MessagePart | None:
+        """Return what was parsed since the last call; None without a parser."""
+        return None
 
     def feed(
         self, token_ids: Sequence[int], *, stopped: bool = False

@@ -19,7 +19,7 @@ from .calls import Call, check_cache_salt, check_common, numbered
 from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
 from .generate_shape import GenerateFrame, GenerateShape, NoText
-from .job import Job
+from .job import Job, Reasoning
 from .nvext import Selection
 from .pool import Pool
 from .sampling import make_sampling, stop_strings
@@ -43,12 +43,13 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: int | None = None
-    # What a multimodal prompt, or an engine's own reasoning parser, would need.
+    # For the engine's own reasoning parser, behind whose reasoning a grammar binds.
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+    # What a multimodal prompt would need.
     features: None = None
     content_parts: None = None
     token_offsets: None = None
-    reasoning_ended: None = None
-    reasoning_parser_kwargs: None = None
 
 
 class GenerateParams(CommonRequest, kw_only=True):
@@ -99,6 +100,7 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
         raise _placed(error) from error
     wants_ids = bool(request.return_token_ids)
     n = params.n or 1
+    reasoning = _reasoning(request)
     jobs = [
         (
             Job(
@@ -107,6 +109,7 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
                 echo_prompt=wants_ids and number == 0,
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
+                reasoning=reasoning,
             ),
             _fold(params, strings, sampling.min_tokens, model, token_ids),
         )
@@ -134,6 +137,18 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
         continuous_usage=bool(options.continuous_usage_stats),
         client_request_id=request.request_id,
     )
+
+
+def _reasoning(request: GenerateRequest) -> Reasoning:
+    """Return what the engine is told of reasoning; its parser is made of it."""
+    kwargs = request.reasoning_parser_kwargs
+    if kwargs is not None and not (
+        kwargs.keys() == {"chat_template_kwargs"}
+        and isinstance(kwargs["chat_template_kwargs"], dict)
+    ):
+        msg = "reasoning_parser_kwargs must hold one object, chat_template_kwargs"
+        raise bad_request(msg, "reasoning_parser_kwargs")
+    return Reasoning(request.reasoning_ended, kwargs)
 
 
 def _params(request: GenerateRequest) -> GenerateParams:

@@ -347,6 +347,8 @@ class Generation:
             echo_prompt=job.echo_prompt
             and kind is not Leg.DECODE
             and not self.num_tokens,
+            reasoning_ended=job.reasoning.ended,
+            reasoning_parser_kwargs=job.reasoning.parser_kwargs,
         )
         try:
             leg.link.submit(message, leg)

@@ -9,7 +9,15 @@ from tokenwire.protocol.messages import FinishReason, JsonObject, Logprobs, Samp
 
 from .errors import ApiError
 
-__all__ = ["End", "Job", "Sink"]
+__all__ = ["End", "Job", "Reasoning", "Sink"]
+
+
+@dataclass(slots=True, frozen=True)
+class Reasoning:
+    """What an engine must know of reasoning to apply a grammar behind it."""
+
+    ended: bool | None = None  # None: it looks at the prompt with its own parser
+    parser_kwargs: JsonObject | None = None  # for that parser
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,6 +32,7 @@ class Job:
     prompt_only: bool = False  # what is generated is not wanted
     migratable: bool = True  # may go on at another worker
     exact: bool = False  # only if nothing drifts by that
+    reasoning: Reasoning = Reasoning()
 
     @property
     def repeatable(self) -> bool:
@@ -44,8 +53,14 @@ class End:
     kv_transfer_params: JsonObject | None = None
     prompt_logprobs: Logprobs | None = None  # (num_prompt_tokens - 1) rows
     weight_version: str | None = None
+    called_tools: bool = False  # a parser found calls, and the output stopped
     worker_ids: dict[str, str] = field(default_factory=dict[str, str])
     timing: dict[str, float] = field(default_factory=dict[str, float])  # in ms
+
+    @property
+    def finish_reason(self) -> str:
+        """What the response says."""
+        return "tool_calls" if self.called_tools else self.reason.value
 
     @property
     def by_token(self) -> bool:

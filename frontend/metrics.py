@@ -141,6 +141,9 @@ class Metrics:
             "kind",
             "exactness",
         )
+        self._parser_failures = self._counter(
+            "tokenwire_parser_failures", "Outputs whose parser failed."
+        )
         self._cancelled = self._counter(
             "tokenwire_requests_cancelled", "Requests whose client left."
         )
@@ -180,6 +183,10 @@ class Metrics:
     def migrated(self, kind: ErrorKind, *, exact: bool) -> None:
         """Count an output that goes on at another worker."""
         self._migrations.labels(kind.value, "exact" if exact else "drift").inc()
+
+    def parser_failed(self) -> None:
+        """Count an output whose parser failed: its text became content."""
+        self._parser_failures.inc()
 
     def cancelled(self) -> None:
         """Count an output that nobody waits for any more."""

@@ -54,6 +54,7 @@ def load_model(path: str, executor: Executor | None = None) -> TextModel:
             sampling_defaults=msgspec.convert(generation, SamplingDefaults),
             end_ids=_end_ids(eos, config, generation),
             executor=executor,
+            folder=folder,
         )
     except ModelError:
         raise

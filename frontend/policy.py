@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .nvext import Placement
+from .parsers import Parsers
 
 __all__ = ["Policy"]
+
+
+def _nobody() -> None:
+    """Tell nobody."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -16,3 +22,8 @@ class Policy:
     placement: Placement = Placement.AUTO
     ignore_unknown_fields: bool = False
     trust_chat_template: bool = False  # a request may bring its own
+    exclude_tools: bool = False  # from the prompt, when ``tool_choice`` is none
+    parsers: Parsers | None = None  # of chat outputs; None: text is all there is
+    parser_failed: Callable[[], None] = (
+        _nobody  # told of each output whose parser fails
+    )

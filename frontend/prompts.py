@@ -12,6 +12,7 @@ from .errors import ApiError, bad_request
 from .policy import Policy
 from .threads import is_long_conversation
 from .tokenizer import TextModel
+from .tools import past_turn
 from .turns import TURN_FIELDS, Given, Prefix, closing, spliced
 
 __all__ = [
@@ -79,6 +80,7 @@ class _Renderer:
     model: TextModel
     fields: ChatFields
     tools: Sequence[dict[str, Any]] | None
+    template_kwargs: dict[str, Any]
     messages: list[dict[str, Any]]
 
     def text(self, *, generation_prompt: bool, continued: bool) -> str:
@@ -101,7 +103,7 @@ class _Renderer:
             messages,
             add_generation_prompt=generation_prompt,
             continue_final_message=continued,
-            template_kwargs=self.fields.chat_template_kwargs or {},
+            template_kwargs=self.template_kwargs,
             documents=self.fields.documents,
             chat_template=self.fields.chat_template,
             tools=self.tools,
@@ -119,6 +121,7 @@ async def chat_prompt(
     policy: Policy,
     *,
     tools: Sequence[dict[str, Any]] | None = None,
+    template_kwargs: dict[str, Any] | None = None,
     given: Given | None = None,
 ) -> Prompt:
     """Return the prompt of a conversation.
@@ -128,6 +131,7 @@ async def chat_prompt(
         model: Renders and tokenizes.
         policy: What a request may bring.
         tools: What the template is to tell about tools.
+        template_kwargs: What the template may name beside; default: as the body says.
         given: Exact ids that take the place of the first messages.
 
     Raises:
@@ -149,11 +153,14 @@ async def chat_prompt(
     elif generation_prompt and continued:
         msg = "continue_final_message and add_generation_prompt exclude each other"
         raise bad_request(msg, "continue_final_message")
+    named = fields.chat_template_kwargs or {}
+    if template_kwargs is not None:
+        named = template_kwargs
     is_long = is_long_conversation(fields.messages)
 
     def first_rendering() -> tuple[_Renderer, str]:
         messages = [_message(message, n) for n, message in enumerate(fields.messages)]
-        renderer = _Renderer(model, fields, tools, messages)
+        renderer = _Renderer(model, fields, tools, named, messages)
         return renderer, renderer.text(
             generation_prompt=generation_prompt, continued=continued
         )
@@ -237,7 +244,7 @@ def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
         raise bad_request(msg, f"{where}.role")
     shown = {key: value for key, value in message.items() if key not in TURN_FIELDS}
     content = checked_content(message.get("content"), where)
-    return {**shown, "content": content}
+    return {**past_turn(shown, where), "content": content}
 
 
 def separate_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:

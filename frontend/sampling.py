@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .schema import CommonRequest
     from .tokenizer import TextModel
 
-__all__ = ["make_sampling", "stop_strings"]
+__all__ = ["make_sampling", "stop_strings", "structured_output"]
 
 _ID_DIGITS = 10
 """Of 2**32 - 1, the largest id that the wire has a form for."""
@@ -102,7 +102,7 @@ def make_sampling(
         if request.allowed_token_ids is None
         else _allowed(request.allowed_token_ids, vocab_size),
         bad_words=_bad_words(request.bad_words or []),
-        structured_output=_structured_output(request),
+        structured_output=structured_output(request),
     )
 
 
@@ -167,8 +167,12 @@ def _bad_words(words: list[str]) -> list[str]:
     return words
 
 
-def _structured_output(request: CommonRequest) -> StructuredOutput | None:
-    """Return the grammar of ``response_format`` or ``structured_outputs``."""
+def structured_output(request: CommonRequest) -> StructuredOutput | None:
+    """Return the grammar of ``response_format`` or ``structured_outputs``.
+
+    Raises:
+        ApiError: 400, it is none that there is, or there are two.
+    """
     given = request.structured_outputs
     if request.response_format is not None:
         if given is not None:
@@ -230,7 +234,7 @@ def _bad_structure(name: str, fault: str) -> ApiError:
     return bad_request(f"{field} {fault}", field)
 
 
-_GRAMMARS = {"json", "json_object", "regex", "choice", "grammar"}
+_GRAMMARS = {"json", "json_object", "regex", "choice", "grammar", "structural_tag"}
 
 
 def _response_format(given: dict[str, object]) -> StructuredOutput | None:

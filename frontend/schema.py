@@ -9,6 +9,7 @@ import msgspec
 from .body import decode_object
 from .errors import bad_request
 from .nvext import Nvext, check_keys, fold_alias
+from .tools import NamedTool, ReasoningEffort, Tool
 from .unsupported import drop_neutral
 
 __all__ = [
@@ -89,6 +90,11 @@ class ChatRequest(CommonRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     required_prefix_token_ids: list[int] | None = None  # (num_kept,), see ``turns``
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
 
 
 class CompletionRequest(CommonRequest, kw_only=True):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from importlib import metadata
@@ -23,6 +24,7 @@ from .generate import GenerateRequest, generate_call
 from .link import Link
 from .metrics import CONTENT_TYPE, Metrics
 from .openapi import openapi_document
+from .parsers import Parsers
 from .policy import Policy
 from .pool import Pool
 from .schema import (
@@ -77,9 +79,12 @@ class Server:
         pool: Pool,
         metrics: Metrics,
         started: int,
+        parsers: Parsers | None = None,
     ) -> None:
         self._config = config
-        self._policy = config.policy
+        self._policy = replace(
+            config.policy, parsers=parsers, parser_failed=metrics.parser_failed
+        )
         self._model = model
         self._pool = pool
         self._metrics = metrics

@@ -15,6 +15,7 @@ from .calls import Call
 from .choice import Choice, Delta, joined
 from .errors import ApiError
 from .job import End
+from .message import MessagePart
 from .metrics import Metrics
 from .pool import Pool
 from .shapes import Finished, usage
@@ -33,6 +34,7 @@ class _Collected:
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     end: End | None = None
+    parsed: MessagePart | None = None
 
 
 class Session:
@@ -48,6 +50,7 @@ class Session:
         self._num_cached = 0
         self._error: ApiError | None = None
         self._slow = False
+        self._kept: dict[int, Delta] = {}  # by choice, until the client has read
         self._choices = [
             Choice(
                 index,
@@ -85,6 +88,7 @@ class Session:
                 one.token_ids,
                 joined(one.logprobs),
                 one.end,
+                one.parsed,
             )
             for index, one in enumerate(self._collected)
             if one.end is not None
@@ -141,6 +145,9 @@ class Session:
                 self._slow = False
                 for choice in self._choices:
                     choice.release()
+                kept, self._kept = self._kept, {}
+                for index, delta in kept.items():
+                    self._deliver(self._choices[index], delta)
             elif not self._num_running or self._error is not None:
                 return
             else:
@@ -175,6 +182,9 @@ class Session:
             return
         if self._error is not None:
             return
+        if self._slow and choice.parses:
+            self._keep(choice, delta)
+            return
         if end is not None:
             self._count_end(choice, end)
             if end.error is not None:
@@ -198,11 +208,24 @@ class Session:
             self._hold()
 
     def _hold(self) -> None:
-        """Stop sending until the client has read."""
+        """Stop sending until the client has read.
+
+        Choices with a parser go on, and what they say is kept: parsing a long backlog
+        at once, at up to 0.3 ms a token, would stall every other stream.
+        """
         self._slow = True
         for choice in self._choices:
-            choice.hold()
+            if not choice.parses:
+                choice.hold()
         self._wake.set()
+
+    def _keep(self, choice: Choice, delta: Delta) -> None:
+        """Put *delta* behind what waits for the client; one delta comes of it all."""
+        kept = self._kept.get(choice.index)
+        if kept is None:
+            self._kept[choice.index] = delta
+        else:
+            kept.add(delta)
 
     def _collect(self, choice: Choice, delta: Delta) -> None:
         one = self._collected[choice.index]
@@ -210,6 +233,10 @@ class Session:
         one.token_ids += delta.token_ids
         if delta.logprobs is not None:
             one.logprobs.append(delta.logprobs)
+        if one.parsed is None:
+            one.parsed = delta.parsed
+        elif delta.parsed is not None:
+            one.parsed.add(delta.parsed)
         if delta.end is not None:
             one.end = delta.end
             self._count_end(choice, delta.end)
@@ -225,7 +252,15 @@ class Session:
 
     def _usage(self) -> bytes:
         num_completion = sum(choice.num_tokens for choice in self._choices)
-        return usage(self._call.num_prompt_tokens, num_completion, self._num_cached)
+        num_reasoning: int | None = None
+        if self._call.counts_reasoning:
+            num_reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+        return usage(
+            self._call.num_prompt_tokens,
+            num_completion,
+            self._num_cached,
+            num_reasoning,
+        )
 
     def _tail(self) -> bytes:
         """Return the last events."""

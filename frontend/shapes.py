@@ -23,6 +23,7 @@ from .logprobs import (
     echoed_logprobs,
     prompt_logprobs,
 )
+from .message import MessagePart, delta_object, message_object
 from .nvext import Placement, Selection
 from .tokenizer import TextModel
 from .turns import Prefix
@@ -41,6 +42,7 @@ class Finished:
     token_ids: list[int]  # (num_tokens,)
     logprobs: Logprobs | None
     end: End
+    parsed: MessagePart | None = None  # what a parser made of the text, in its place
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +62,8 @@ class Frame:
     tokens_as_ids: bool = False
     prefix: Prefix | None = None  # ids of earlier turns, kept
     skip_special_tokens: bool = True
+    with_reasoning: bool = False  # whether messages have the key ``reasoning``
+    call_forced: bool = False  # by ``tool_choice``: vLLM's content is then never null
 
     def prompt_of(self, index: int) -> list[int]:
         """Return the prompt of a choice."""
@@ -96,12 +100,22 @@ class Shape(Protocol):
         ...
 
 
-def usage(num_prompt: int, num_completion: int, num_cached: int) -> bytes:
-    """Return the ``usage`` object."""
+def usage(
+    num_prompt: int,
+    num_completion: int,
+    num_cached: int,
+    num_reasoning: int | None = None,
+) -> bytes:
+    """Return the ``usage`` object; without *num_reasoning* it says nothing of it."""
+    details = b""
+    if num_reasoning is not None:
+        details = (
+            b',"completion_tokens_details":{"reasoning_tokens":%d}' % num_reasoning
+        )
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
-        b'"prompt_tokens_details":{"cached_tokens":%d}}'
-        % (num_prompt, num_completion, num_prompt + num_completion, num_cached)
+        b'"prompt_tokens_details":{"cached_tokens":%d}%s}'
+        % (num_prompt, num_completion, num_prompt + num_completion, num_cached, details)
     )
 
 
@@ -173,13 +187,15 @@ class _Shape:
         logprobs = b"null"
         if delta.logprobs is not None and self._shows_logprobs:
             logprobs = self._logprobs(index, delta.logprobs)
-        elif not delta.text and end is None and not ids:
-            return b""
-        finish = b"null" if end is None else b'"%s"' % end.reason.value.encode()
+        elif end is None and not ids:
+            said = delta.text if delta.parsed is None else delta.parsed
+            if not said:
+                return b""
+        finish = b"null" if end is None else b'"%s"' % end.finish_reason.encode()
         parts = [
             self._prefix,
             b"%d," % index,
-            self._delta(delta.text),
+            self._delta(delta),
             b',"logprobs":',
             logprobs,
             b',"finish_reason":',
@@ -214,11 +230,9 @@ class _Shape:
                 % (
                     b"," if n else b"",
                     choice.index,
-                    self._whole(
-                        (self._frame.echo_of(choice.index) or "") + choice.text
-                    ),
+                    self._whole(choice, self._frame.echo_of(choice.index) or ""),
                     self._whole_logprobs(choice),
-                    choice.end.reason.value.encode(),
+                    choice.end.finish_reason.encode(),
                     self._choice_extras(choice),
                 )
             )
@@ -312,10 +326,10 @@ class _Shape:
             _json(frame.model),
         )
 
-    def _delta(self, text: str) -> bytes:
+    def _delta(self, delta: Delta) -> bytes:
         raise NotImplementedError
 
-    def _whole(self, text: str) -> bytes:
+    def _whole(self, choice: Finished, echo: str) -> bytes:
         raise NotImplementedError
 
     def _logprobs(self, index: int, logprobs: Logprobs) -> bytes:
@@ -343,12 +357,23 @@ class ChatShape(_Shape):
             % ((prompt, b"") if in_choice else (b"", prompt))
         )
 
-    def _delta(self, text: str) -> bytes:
+    def _delta(self, delta: Delta) -> bytes:
+        if delta.parsed is not None:
+            return b'"delta":' + _json(delta_object(delta.parsed))
+        text = delta.text
         return b'"delta":{"content":%s}' % _json(text) if text else b'"delta":{}'
 
-    def _whole(self, text: str) -> bytes:
+    def _whole(self, choice: Finished, echo: str) -> bytes:
+        if choice.parsed is not None:
+            choice.parsed.content = echo + choice.parsed.content
+            message = message_object(
+                choice.parsed,
+                with_reasoning=self._frame.with_reasoning,
+                call_forced=self._frame.call_forced,
+            )
+            return b'"message":' + _json(message)
         return b'"message":{"role":"assistant","content":%s,"refusal":null}' % _json(
-            text
+            echo + choice.text
         )
 
     def _logprobs(self, index: int, logprobs: Logprobs) -> bytes:
@@ -389,10 +414,11 @@ class CompletionShape(_Shape):
             prompt,
         )
 
-    def _delta(self, text: str) -> bytes:
-        return b'"text":' + _json(text)
+    def _delta(self, delta: Delta) -> bytes:
+        return b'"text":' + _json(delta.text)
 
-    _whole = _delta
+    def _whole(self, choice: Finished, echo: str) -> bytes:
+        return b'"text":' + _json(echo + choice.text)
 
     def _logprobs(self, index: int, logprobs: Logprobs) -> bytes:
         frame = self._frame

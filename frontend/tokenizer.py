@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -64,6 +65,7 @@ class TextModel:
         end_ids: frozenset[int] = frozenset(),
         executor: Executor | None = None,
         tool_template: str | None = None,
+        folder: Path = Path(),
     ) -> None:
         """Take the parts of a model.
 
@@ -71,6 +73,8 @@ class TextModel:
             ValueError: A template is none.
         """
         self.sha256 = sha256
+        self.folder = folder
+        """Where the model's files are."""
         self.vocab_size = vocab_size
         self.sampling_defaults = sampling_defaults
         self.end_ids = end_ids

@@ -27,6 +27,7 @@ from .schema import (
     typed,
 )
 from .tokenizer import TextModel
+from .tools import Tool, template_tools
 from .turns import given_by_messages
 
 __all__ = [
@@ -61,7 +62,7 @@ class TokenizeChat(msgspec.Struct, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
 
 
 class Detokenize(msgspec.Struct, kw_only=True):
@@ -88,7 +89,7 @@ async def tokenize(body: bytes, model: TextModel, pool: Pool, policy: Policy) ->
             request,
             model,
             policy,
-            tools=request.tools,
+            tools=template_tools(request.tools or ()),
             given=given_by_messages(request.messages),
         )
         token_ids = prompt.token_ids
@@ -184,8 +185,8 @@ def _rendered(call: Call, request: CommonRequest) -> list[dict[str, object]]:
                 job.sampling, request, n=call.choices_per_prompt
             ),
             "model": request.model,
-            "reasoning_ended": None,
-            "reasoning_parser_kwargs": None,
+            "reasoning_ended": job.reasoning.ended,
+            "reasoning_parser_kwargs": job.reasoning.parser_kwargs,
             "return_token_ids": None,
             "output_mode": "tokens",
             "stream": call.stream,

@@ -20,6 +20,7 @@ from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.listener import Runner
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
 from tokenwire.frontend.model import load_model
+from tokenwire.frontend.parsers import Parsers
 from tokenwire.frontend.pool import Pool
 from tokenwire.frontend.server import Server
 from tokenwire.frontend.tokenizer import TextModel
@@ -232,6 +233,7 @@ async def stack(
     options: Sequence[str] = ("--step-ms", "0"),
     arguments: Sequence[str] = (),
     executor: Executor | None = None,
+    parsers: Parsers | None = None,
 ) -> AsyncGenerator[Stack]:
     """Run workers of *roles* and a frontend; stop them in the end.
 
@@ -255,7 +257,7 @@ async def stack(
         stall_timeout_s=config.stall_timeout_s,
         wait_s=config.worker_wait_s,
     )
-    server = Server(config, text_model, pool, FrontendMetrics(), 0)
+    server = Server(config, text_model, pool, FrontendMetrics(), 0, parsers)
     app = server.application()
     runner = Runner(app, handler_cancellation=True)
     run = asyncio.create_task(pool.run())

@@ -84,3 +84,13 @@ def test_the_same_from_all_batches() -> None:
     for cut in range(len(ids)):
         batches = [ids[a:b] for a, b in pairwise(sorted({0, cut, len(ids)}))]
         assert run(fold(), *batches) == (TEXT, len(ids))
+
+
+def test_a_plain_fold_parses_nothing() -> None:
+    """And says so."""
+    made = fold()
+    run(made, [*IDS, EOS])
+    assert made.take() is None
+    assert not made.parses
+    assert not made.called_tools
+    assert made.num_reasoning_tokens == 0

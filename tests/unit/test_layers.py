@@ -26,9 +26,9 @@ DOORS: dict[str, list[str]] = {
     "prometheus_client": ["frontend/metrics.py", "worker/metrics.py"],
     "tokenizers": ["frontend/tokenizer.py"],
     "torch": ["worker/vllm"],
-    "transformers": [],
+    "transformers": ["frontend/parsers.py"],
     "uvloop": ["frontend/app.py", "worker/app.py"],
-    "vllm": ["worker/vllm"],
+    "vllm": ["frontend/parsers.py", "worker/vllm"],
     "zmq": ["frontend/link.py", "worker/link.py"],
 }
 
