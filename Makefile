@@ -17,6 +17,8 @@ DECODE ?=
 AGGREGATED ?=
 FRONTENDS ?=
 MODEL ?=
+TOOL_CALL_PARSER ?=
+REASONING_PARSER ?=
 SERVED_MODEL_NAME ?= $(if $(MODEL),,smollm2)
 # After `--`, untouched: engine arguments for the workers.
 ENGINE_ARGS ?=
@@ -61,7 +63,7 @@ setup-clients:  ## Install other people's clients, for the tests, into .venv-cli
 model: setup-sim  ## Build the demo model into the user's cache and print its path.
 	@$(DEMO_MODEL)
 
-run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS MODEL.
+run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS MODEL ...
 	@$(SETUP) $(if $(filter vllm,$(ENGINE)),$(EXTRA))
 	@model='$(MODEL)'; [[ -n $$model ]] || model=$$($(DEMO_MODEL)); \
 	exec $(BIN)/tokenwire-up --engine '$(ENGINE)' --model "$$model" --port '$(PORT)' \
@@ -70,6 +72,8 @@ run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS MOD
 		$(if $(DECODE),--decode '$(DECODE)') \
 		$(if $(AGGREGATED),--aggregated '$(AGGREGATED)') \
 		$(if $(FRONTENDS),--frontends '$(FRONTENDS)') \
+		$(if $(TOOL_CALL_PARSER),--tool-call-parser '$(TOOL_CALL_PARSER)') \
+		$(if $(REASONING_PARSER),--reasoning-parser '$(REASONING_PARSER)') \
 		$(if $(ENGINE_ARGS),-- $(ENGINE_ARGS))
 
 test: setup-clients  ## Run all tests, those on the real engine last.

@@ -105,6 +105,8 @@ class TokenwireCommands:
     num_frontends: int
     engine_arguments: Sequence[str] = ()
     heartbeat_timeout_s: float | None = None  # None: the processes' own default
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
     def worker(self, spec: WorkerSpec, announce: Path) -> list[str]:
         """Return the command of a worker."""
@@ -116,8 +118,9 @@ class TokenwireCommands:
             *("--announce", str(announce), "--metrics-port", "0"),
         ]
         command += self._heartbeat()
-        if self.engine_arguments:
-            command += ["--", *self.engine_arguments]
+        engine_arguments = [*self._engine_parser(), *self.engine_arguments]
+        if engine_arguments:
+            command += ["--", *engine_arguments]
         return command
 
     def frontend(self, spec: FrontendSpec, workers_file: Path) -> list[str]:
@@ -130,9 +133,22 @@ class TokenwireCommands:
             *("--workers-file", str(workers_file)),
             *self._heartbeat(),
         ]
+        if self.tool_call_parser:
+            command += ["--tool-call-parser", self.tool_call_parser]
+        if self.reasoning_parser:
+            command += ["--reasoning-parser", self.reasoning_parser]
         if self.num_frontends > 1:
             command.append("--reuse-port")
         return command
+
+    def _engine_parser(self) -> list[str]:
+        """Return vLLM's argument to apply grammars behind reasoning, not to it.
+
+        The operator's arguments follow it, so that his own wins.
+        """
+        if self.engine != "vllm" or not self.reasoning_parser:
+            return []
+        return ["--reasoning-parser", self.reasoning_parser]
 
     def _heartbeat(self) -> list[str]:
         if self.heartbeat_timeout_s is None:

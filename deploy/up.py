@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_frontends=settings.frontends,
         engine_arguments=engine_arguments or ENGINE_ARGUMENTS[settings.engine],
         heartbeat_timeout_s=_heartbeat_timeout_s(settings.engine, machine),
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
     )
     try:
         plan = make_plan(
@@ -168,6 +170,16 @@ def _parser() -> SettingsParser:
         help="workers that do both (default: one prefill and one decode worker)",
     )
     add("--frontends", type=count, default=1, metavar="N", help="(default: 1)")
+    add(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="vLLM's parser of tool calls, for the frontends",
+    )
+    add(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="vLLM's parser of reasoning, for frontends and engines",
+    )
     add("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)")
     add(
         "--port",

@@ -162,6 +162,24 @@ def test_frontend_command(num_frontends: int, *, shared: bool) -> None:
     assert ("--reuse-port" in command) is shared
 
 
+def test_parsers_reach_frontends_and_engines() -> None:
+    """Both parsers the frontends; that of reasoning also vLLM, before the operator's."""
+    commands = replace(
+        COMMANDS,
+        tool_call_parser="hermes",
+        reasoning_parser="qwen3",
+        engine_arguments=["--dtype", "float32"],
+    )
+    spec = planned(1, 1, None, commands=commands).frontends[-1]
+    frontend = " ".join(commands.frontend(spec, Path("/run/workers.json")))
+    assert frontend.endswith("--tool-call-parser hermes --reasoning-parser qwen3")
+    prefill = WorkerSpec("prefill-0", "prefill")
+    worker = " ".join(commands.worker(prefill, Path("/run/a.json")))
+    assert worker.endswith(" -- --reasoning-parser qwen3 --dtype float32")
+    simulated = replace(commands, engine="sim", engine_arguments=[])
+    assert "--" not in simulated.worker(prefill, Path("/run/a.json"))
+
+
 def test_child_environment() -> None:
     """Settings made here do not reach a child twice; all other variables do."""
     environ = {"TOKENWIRE_WORKER": "tcp://x:1", "TOKENWIRE_LOG_LEVEL": "debug"}
