@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
+import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
-from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from support.real_stack import LOAD_S, NAME, PAIR, gauge_pages, prompt_of
 from support.up import Up, until
@@ -340,6 +344,89 @@ async def test_nonsense_harms_nobody(pair: Up, client: AsyncOpenAI) -> None:
 
     assert statuses == [400, 400, 200]
     assert await going > 1
+
+
+@asynccontextmanager
+async def another_frontend(pair: Up, *arguments: str) -> AsyncGenerator[str]:
+    """A frontend with *arguments* at the same workers; yields its URL."""
+    workers = set(re.findall(r"up at (tcp://\S+?),", pair.log.read_text()))
+    given = [word for worker in workers for word in ("--worker", worker)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tokenwire.frontend", "--model", MODEL),
+        *("--served-model-name", NAME, "--port", "0", *given, *arguments),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    try:
+        url = ""
+        async with asyncio.timeout(60):
+            while not url:
+                line = (await process.stderr.readline()).decode()
+                assert line, "the frontend ended"
+                url = line.partition("listening on ")[2].strip()
+        draining = asyncio.create_task(process.stderr.read())
+        yield url
+        draining.cancel()
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@session
+async def test_forced_tool_calls_obey_their_schema(pair: Up) -> None:
+    """Whatever a small model would rather say; streamed and not, the same call."""
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    async with (
+        another_frontend(pair, "--tool-call-parser", "hermes") as url,
+        AsyncOpenAI(base_url=url + "/v1", api_key="none", timeout=120) as client,
+    ):
+        other = replace(pair, port=int(url.rpartition(":")[2]))
+        await until(lambda: other.ready(**PAIR), LOAD_S, "ready")
+        for choice, reason in (("required", "tool_calls"), (named, "stop")):
+            request: dict[str, Any] = {
+                "model": NAME,
+                "messages": [{"role": "user", "content": "Weather in Paris?"}],
+                "max_tokens": 100,
+                "temperature": 0,
+                "tools": [tool],
+                "tool_choice": choice,
+                "extra_body": IDS,
+            }
+            create = cast("Any", client.chat.completions.create)
+            whole: ChatCompletion = await create(**request)
+            [answer] = whole.choices
+            assert answer.finish_reason == reason
+            assert answer.message.tool_calls is not None
+            [call] = answer.message.tool_calls
+            assert call.type == "function"
+            assert call.function.name == "get_weather"
+            assert set(json.loads(call.function.arguments)) == {"city"}
+
+            arguments, ids = "", list[int]()
+            stream: AsyncStream[ChatCompletionChunk] = await create(
+                stream=True, **request
+            )
+            async for chunk in stream:
+                extra = cast("dict[str, Any]", chunk.model_extra)
+                ids += extra.get("nvext", {}).get("completion_token_ids", [])
+                for part in chunk.choices[0].delta.tool_calls or []:
+                    assert part.function is not None
+                    arguments += part.function.arguments or ""
+            assert arguments == call.function.arguments
+            assert ids == cast("Any", whole).nvext["completion_token_ids"]
 
 
 @session
