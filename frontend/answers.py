@@ -32,6 +32,7 @@ Number = Annotated[float, msgspec.Meta(ge=0)]  # of milliseconds
 Logprob = Annotated[float, msgspec.Meta(le=0)]
 TokenIds = list[Count]
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,6 +48,12 @@ class PromptTokensDetails(Answer):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(Answer):
+    """Of the output's tokens."""
+
+    reasoning_tokens: Count
+
+
 class Usage(Answer):
     """How many tokens there were."""
 
@@ -54,6 +61,8 @@ class Usage(Answer):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
+    # where a reasoning parser counts them
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class PromptLogprob(Answer):
@@ -158,12 +167,30 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
+class FunctionCall(Answer):
+    """Which function, with what."""
+
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCall(Answer):
+    """One call."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class ChatMessage(Answer):
     """What the assistant says."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    # where a parser is configured
+    reasoning: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(_Choice, kw_only=True):
@@ -171,7 +198,7 @@ class ChatChoice(_Choice, kw_only=True):
 
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(_Generated, kw_only=True):
@@ -185,11 +212,30 @@ class ChatCompletion(_Generated, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class FunctionCallDelta(Answer):
+    """A part of a call: its name comes whole, its arguments bit by bit."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Answer):
+    """A part of one call; id, type and name come with the first."""
+
+    index: Count
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Answer):
     """What a chunk adds; role comes with a choice's first chunk."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    # where a parser is configured
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(_Choice, kw_only=True):
@@ -197,7 +243,7 @@ class ChatChunkChoice(_Choice, kw_only=True):
 
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatCompletionChunk(_Generated, kw_only=True):

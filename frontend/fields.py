@@ -101,6 +101,20 @@ DESCRIPTIONS = {
     ),
     "chat_template_kwargs": "More variables for the chat template.",
     "continue_final_message": "Let the output go on with the last message.",
+    "tools": (
+        "Functions that the model may call; the chat template shows them. Calls are "
+        "parsed by a frontend with --tool-call-parser."
+    ),
+    "tool_choice": (
+        "none: no call; auto: the model decides; required, or a named tool: the output "
+        "is held to be a call. Default: auto with tools, else none."
+    ),
+    "parallel_tool_calls": "false: only the first call counts. Default: true.",
+    "reasoning_effort": (
+        "Given to the chat template; none also as enable_thinking=false, any other as "
+        "true."
+    ),
+    "include_reasoning": "false: leave the reasoning out of the answer. Default: true.",
     "documents": "Given to the chat template, as its variable of that name.",
     "ignore_eos": "Go on after an end-of-sequence token.",
     "include_stop_str_in_output": "Leave the stop string that matched in the text.",
@@ -160,6 +174,18 @@ DESCRIPTIONS = {
         "best_effort (the default): go on elsewhere also where a seed, a penalty or bad "
         "words may drift by that; same_rng or bitwise: then rather end with an error."
     ),
+    # those of tools
+    "Tool.type": "Always function.",
+    "Tool.function": "What may be called.",
+    "Tool.defer_loading": "Given to the chat template.",
+    "Function.name": "The name that a call gives.",
+    "Function.description": "Tells the model what it is for.",
+    "Function.parameters": "The JSON schema of a call's arguments.",
+    "Function.strict": "Hold calls to the schema, where the parser has a grammar for it.",
+    "Function.defer_loading": "Given to the chat template.",
+    "NamedTool.type": "Always function.",
+    "NamedTool.function": "The one to call.",
+    "NamedFunction.name": "The name of one of tools.",
     # those of the token routes
     "TokenizeText.prompt": "The text.",
     "TokenizeText.add_special_tokens": "Let the tokenizer add its own; default: true.",

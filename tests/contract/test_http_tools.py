@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -28,6 +29,7 @@ from support.formats import (
     write_format_model,
 )
 from support.stack import Reply, Stack, stack
+from tokenwire.frontend import answers
 from tokenwire.frontend.parsers import ParserChoice, Parsers, load_parsers
 from tokenwire.protocol.messages import Role
 
@@ -77,9 +79,10 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 
 def message_of(reply: Reply) -> dict[str, Any]:
-    """Return the message of a response that is not streamed, by OpenAI's types."""
+    """Return the message of a whole response, by OpenAI's types and our document's."""
     assert reply.status == 200, reply.text
     ChatCompletion.model_validate(reply.json, strict=True)
+    msgspec.convert(reply.json, answers.ChatCompletion)
     return dict(reply.json["choices"][0]["message"])
 
 
@@ -93,6 +96,7 @@ def streamed_message(reply: Reply) -> tuple[dict[str, Any], str]:
         if event.body is None:
             break
         assert "error" not in event.body
+        msgspec.convert(event.body, answers.ChatCompletionChunk)
         chunk = ChatCompletionChunk.model_validate(event.body, strict=True)
         state.handle_chunk(chunk)
         for choice in event.body["choices"]:
