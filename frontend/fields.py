@@ -148,8 +148,8 @@ DESCRIPTIONS = {
     "skip_special_tokens": "Leave special tokens out of the text; default: true.",
     "stop_token_ids": "Tokens that end the output, beside the model's own.",
     "structured_outputs": (
-        "What the output must be: exactly one of json, json_object, regex, choice and "
-        "grammar."
+        "What the output must be: exactly one of json, json_object, regex, choice, "
+        "grammar and structural_tag (xgrammar's, as JSON)."
     ),
     "top_k": (
         "Sample among so many most likely tokens; 0 or -1: all. Default: that of "
@@ -200,8 +200,13 @@ DESCRIPTIONS = {
     "features": "Only null: the input is text.",
     "content_parts": "Only null: the input is text.",
     "token_offsets": "Only null: there are no parts.",
-    "reasoning_ended": "Only null: no parser runs in the engine.",
-    "reasoning_parser_kwargs": "Only null: no parser runs in the engine.",
+    "reasoning_ended": (
+        "Whether structured output binds from the first token on; null: where the "
+        "engine's own reasoning parser says so."
+    ),
+    "reasoning_parser_kwargs": (
+        "For that parser: one object, chat_template_kwargs, as a render route answers."
+    ),
 }
 
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -278,6 +283,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {
         _structure("regex", _TEXT),
         _structure("grammar", _TEXT),
         _structure("choice", _TEXTS),
+        _structure("structural_tag", _TEXT),
     ],
     "required_prefix_token_ids": [_TOKEN_IDS],
     "Nvext.token_data": [_TOKEN_IDS],
