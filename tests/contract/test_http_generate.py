@@ -298,6 +298,17 @@ async def test_generation_defaults_do_not_count(pair: Stack) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a reasoning that ended, perhaps": ({"reasoning_ended": 1}, {}, "reasoning_ended"),
+    "arguments that no parser has": (
+        {"reasoning_parser_kwargs": {"x": 1}},
+        {},
+        "reasoning_parser_kwargs",
+    ),
+    "arguments of another form": (
+        {"reasoning_parser_kwargs": {"chat_template_kwargs": 1}},
+        {},
+        "reasoning_parser_kwargs",
+    ),
     # name: (root, parameters, param of the error)
     "no ids": ({"token_ids": []}, {}, "token_ids"),
     "ids of text": ({"token_ids": "abc"}, {}, "token_ids"),
