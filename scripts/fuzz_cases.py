@@ -67,6 +67,17 @@ TEXTS = st.text(max_size=20) | st.sampled_from(
 )
 IDS = st.lists(st.integers(0, 263), min_size=1, max_size=40)
 
+TOOL = st.fixed_dictionaries(
+    {
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries(
+            {"name": st.sampled_from(["f", "g", ""])},
+            optional={"description": TEXTS, "parameters": st.just({"type": "object"})},
+        ),
+    }
+)
+NAMED_TOOL = {"type": "function", "function": {"name": "f"}}
+
 PLAUSIBLE: dict[str, SearchStrategy[Json]] = {
     "prompt": TEXTS
     | IDS
@@ -128,6 +139,8 @@ PLAUSIBLE: dict[str, SearchStrategy[Json]] = {
     "model": st.sampled_from([MODEL_NAME, MODEL_NAME, "other", ""]),
     "chat_template_kwargs": st.dictionaries(TEXTS, TEXTS, max_size=2),
     "metadata": st.dictionaries(TEXTS, TEXTS, max_size=2),
+    "tools": st.lists(TOOL, max_size=2),
+    "tool_choice": st.sampled_from(["none", "auto", "required", "x", NAMED_TOOL]),
     "required_prefix_token_ids": IDS,
     "truncate_prompt_tokens": st.integers(-1, 40),
     "truncation_side": st.sampled_from(["left", "right"]),
