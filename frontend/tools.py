@@ -203,17 +203,24 @@ def _past_call(call: object, where: str) -> dict[str, Any]:
 
 
 def _arguments(given: object, where: str) -> dict[str, Any]:
-    if given is None or given == "":
+    """Return a call's arguments as an object.
+
+    A text that is none is what a model wrote, cut off perhaps: an agent that sends its
+    history back can do nothing about it, so that templates see no arguments, as in
+    vLLM 0.32. Any other type is the client's mistake.
+    """
+    if given is None:
         return {}
     parsed = given
     if isinstance(given, str):
         try:
             parsed = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            msg = f"{where} is not valid JSON: {error}"
-            raise bad_request(msg, where) from error
+        except (ValueError, RecursionError):
+            return {}
+        if not isinstance(parsed, dict):
+            return {}
     if not isinstance(parsed, dict):
-        msg = f"{where} must be a JSON object"
+        msg = f"{where} must be a string with a JSON object"
         raise bad_request(msg, where)
     return cast("dict[str, Any]", parsed)
 

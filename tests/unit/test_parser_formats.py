@@ -279,6 +279,21 @@ def test_no_request_reads_the_vocabulary(
     assert calls(run(made.fold(), [made.ids(made.form.cases[1])]))
 
 
+def test_arguments_come_as_they_are_made(bench: Callable[..., Bench]) -> None:
+    """Id by id a call's arguments arrive in parts, and never again what was told."""
+    made = bench(HERMES)
+    [case] = [case for case in HERMES.cases if case.name == "two"]
+    fold = made.fold()
+    parts: list[str] = []
+    for token_id in made.ids(case):
+        fold.feed([token_id])
+        parts += [call.arguments for call in fold.take().tool_calls if call.arguments]
+
+    assert len(parts) > 8
+    whole = run(made.fold(), [made.ids(case)])
+    assert "".join(parts) == "".join(call.arguments for call in whole.tool_calls)
+
+
 @pytest.mark.parametrize(("form", "case"), ALL, ids=IDS)
 def test_an_output_cut_short_is_no_failure(
     bench: Callable[..., Bench], form: Format, case: Case
