@@ -14,6 +14,7 @@ from tokenwire.protocol.messages import Sampling
 from .bounds import MAX_CHOICES, MAX_SALT_CHARS, REQUEST_ID_FORM, within
 from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
+from .frame import Frame, Shape
 from .job import Job, Reasoning
 from .nvext import SELECTOR, Nvext, Selection, root_or_nvext, select
 from .parsing import ParsingFold
@@ -36,7 +37,7 @@ from .schema import (
     Parsed,
     StreamOptions,
 )
-from .shapes import ChatShape, CompletionShape, Frame, Shape
+from .shapes import ChatShape, CompletionShape
 from .stop import StopStrings
 from .tokenizer import TextModel
 from .turns import given_by_messages, given_by_request

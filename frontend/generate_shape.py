@@ -15,9 +15,9 @@ import msgspec
 from tokenwire.protocol.messages import JsonObject, Logprobs
 
 from .choice import Delta
+from .frame import Finished
 from .job import End
 from .logprobs import prompt_logprobs, ranked_rows
-from .shapes import Finished
 from .tokenizer import TextModel
 
 __all__ = ["GenerateFrame", "GenerateShape", "NoText"]

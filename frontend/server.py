@@ -20,8 +20,8 @@ from .body import decode_object
 from .calls import Call, chat_call, check_request_id, completion_call
 from .config import Config
 from .errors import ApiError, bad_request, overloaded, unavailable
+from .gauges import watch_workers
 from .generate import GenerateRequest, generate_call
-from .link import Link
 from .metrics import CONTENT_TYPE, Metrics
 from .openapi import openapi_document
 from .parsers import Parsers
@@ -94,7 +94,8 @@ class Server:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self._watch()
+        metrics.num_inflight.set_function(lambda: self._num_inflight)
+        watch_workers(metrics, pool)
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
@@ -301,50 +302,6 @@ class Server:
             )
             self._openapi_json = msgspec.json.encode(document)
         return web.Response(body=self._openapi_json, content_type="application/json")
-
-    def _watch(self) -> None:
-        self._metrics.num_inflight.set_function(lambda: self._num_inflight)
-        for role in Role:
-            self._watch_role(role)
-
-    def _watch_role(self, role: Role) -> None:
-        def usable() -> list[Link]:
-            return self._pool.usable(role)
-
-        def running() -> float:
-            return sum(link.load.num_running for link in usable())
-
-        def waiting() -> float:
-            return sum(link.load.num_waiting for link in usable())
-
-        def kv_usage() -> float:
-            return max((link.load.kv_usage for link in usable()), default=0.0)
-
-        watch = self._metrics.watch
-        watch(
-            "tokenwire_workers_ready",
-            "Workers that take requests.",
-            role.value,
-            lambda: len(usable()),
-        )
-        watch(
-            "tokenwire_num_requests_running",
-            "Requests in the workers' engines, as they last said.",
-            role.value,
-            running,
-        )
-        watch(
-            "tokenwire_num_requests_waiting",
-            "Requests that wait in the workers' engines, as they last said.",
-            role.value,
-            waiting,
-        )
-        watch(
-            "tokenwire_kv_cache_usage_perc",
-            "Largest used share of a worker's KV blocks, 0..1.",
-            role.value,
-            kv_usage,
-        )
 
     @web.middleware
     async def _errors(

@@ -14,11 +14,11 @@ from tokenwire.protocol.messages import Logprobs
 from .calls import Call
 from .choice import Choice, Delta, joined
 from .errors import ApiError
+from .frame import Finished, usage
 from .job import End
 from .message import MessagePart
 from .metrics import Metrics
 from .pool import Pool
-from .shapes import Finished, usage
 from .sse import DONE, EventStream, error_event
 
 __all__ = ["Session"]

@@ -6,15 +6,13 @@ for every token costs three times as much. What was not selected adds not one ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
-
 import msgspec
 
 from tokenwire.protocol.messages import Logprobs
 
 from .choice import Delta
 from .extras import EngineData, final_nvext
+from .frame import Finished, Frame
 from .job import End
 from .logprobs import (
     TokenTexts,
@@ -23,100 +21,12 @@ from .logprobs import (
     echoed_logprobs,
     prompt_logprobs,
 )
-from .message import MessagePart, delta_object, message_object
-from .nvext import Placement, Selection
-from .tokenizer import TextModel
-from .turns import Prefix
+from .message import delta_object, message_object
+from .nvext import Placement
 
-__all__ = ["ChatShape", "CompletionShape", "Finished", "Frame", "Shape", "usage"]
+__all__ = ["ChatShape", "CompletionShape"]
 
 _json = msgspec.json.encode
-
-
-@dataclass(slots=True)
-class Finished:
-    """All of one choice, for a response that is not streamed."""
-
-    index: int
-    text: str
-    token_ids: list[int]  # (num_tokens,)
-    logprobs: Logprobs | None
-    end: End
-    parsed: MessagePart | None = None  # what a parser made of the text, in its place
-
-
-@dataclass(slots=True, frozen=True)
-class Frame:
-    """What all chunks and the response of one request have in common."""
-
-    response_id: str
-    created: int  # Unix seconds
-    model: str
-    text_model: TextModel
-    selection: Selection
-    prompts: list[list[int]]  # (num_prompts,) of ids
-    echoes: list[str | None] = field(default_factory=list[str | None])  # if any
-    choices_per_prompt: int = 1
-    num_logprobs: int | None = None  # alternatives per token; None: not asked for
-    num_prompt_logprobs: int | None = None
-    tokens_as_ids: bool = False
-    prefix: Prefix | None = None  # ids of earlier turns, kept
-    skip_special_tokens: bool = True
-    with_reasoning: bool = False  # whether messages have the key ``reasoning``
-    call_forced: bool = False  # by ``tool_choice``: vLLM's content is then never null
-
-    def prompt_of(self, index: int) -> list[int]:
-        """Return the prompt of a choice."""
-        return self.prompts[index // self.choices_per_prompt]
-
-    def echo_of(self, index: int) -> str | None:
-        """Return what a choice repeats before its output."""
-        if not self.echoes:
-            return None
-        return self.echoes[index // self.choices_per_prompt]
-
-
-class Shape(Protocol):
-    """One endpoint's JSON."""
-
-    def opening(self, index: int) -> bytes:
-        """Return the event before a choice's first delta; may be empty."""
-        ...
-
-    def chunk(self, index: int, delta: Delta, usage_json: bytes) -> bytes:
-        """Return the event of *delta*; empty if there is nothing to say."""
-        ...
-
-    def plain_chunk(self, index: int, text: str, token_ids: list[int]) -> bytes:
-        """Return what ``chunk`` returns for text and ids alone; made for speed."""
-        ...
-
-    def usage_chunk(self, usage_json: bytes) -> bytes:
-        """Return the event with the usage alone."""
-        ...
-
-    def response(self, choices: list[Finished], usage_json: bytes) -> bytes:
-        """Return the body of a response that is not streamed."""
-        ...
-
-
-def usage(
-    num_prompt: int,
-    num_completion: int,
-    num_cached: int,
-    num_reasoning: int | None = None,
-) -> bytes:
-    """Return the ``usage`` object; without *num_reasoning* it says nothing of it."""
-    details = b""
-    if num_reasoning is not None:
-        details = (
-            b',"completion_tokens_details":{"reasoning_tokens":%d}' % num_reasoning
-        )
-    return (
-        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
-        b'"prompt_tokens_details":{"cached_tokens":%d}%s}'
-        % (num_prompt, num_completion, num_prompt + num_completion, num_cached, details)
-    )
 
 
 class _Shape:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from support.tiny_model import VOCAB_SIZE, tiny_tokenizer
+from tokenwire.frontend.frame import Finished
 from tokenwire.frontend.generate_shape import GenerateFrame, GenerateShape
 from tokenwire.frontend.job import End
-from tokenwire.frontend.shapes import Finished
 from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
 from tokenwire.protocol.messages import FinishReason, Logprobs
 from tokenwire.protocol.tokens import pack_floats, pack_ids

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from support.tiny_model import tiny_tokenizer
 from tokenwire.frontend.choice import Delta
+from tokenwire.frontend.frame import Finished, Frame, usage
 from tokenwire.frontend.job import End
 from tokenwire.frontend.logprobs import (
     FLOOR,
@@ -18,7 +19,7 @@ from tokenwire.frontend.logprobs import (
     completion_logprobs,
 )
 from tokenwire.frontend.nvext import Selection
-from tokenwire.frontend.shapes import ChatShape, CompletionShape, Finished, Frame, usage
+from tokenwire.frontend.shapes import ChatShape, CompletionShape
 from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
 from tokenwire.protocol.messages import FinishReason, Logprobs
 from tokenwire.protocol.tokens import pack_floats, pack_ids
