@@ -286,6 +286,10 @@ FORMS: dict[str, list[dict[str, Any]]] = {
         _structure("structural_tag", _TEXT),
     ],
     "required_prefix_token_ids": [_TOKEN_IDS],
+    "tool_choice": [
+        {"enum": ["none", "auto", "required"]},
+        {"$ref": "#/components/schemas/NamedTool"},
+    ],
     "Nvext.token_data": [_TOKEN_IDS],
     "TokenizeText.prompt": [_TEXT],
     "token_ids": [_TOKEN_IDS],

@@ -131,8 +131,8 @@ class Rendered(Answer):
     content_parts: None
     sampling_params: dict[str, Any]
     model: str | None
-    reasoning_ended: None
-    reasoning_parser_kwargs: None
+    reasoning_ended: bool | None
+    reasoning_parser_kwargs: dict[str, Any] | None
     return_token_ids: None
     output_mode: Literal["tokens"]
     stream: bool

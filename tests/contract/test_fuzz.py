@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from api_document import ApiDocument
 from fuzz import Findings, check_end, fuzz_cases, fuzz_schema
-from fuzz_cases import MODEL_NAME as FUZZED
+from fuzz_bodies import MODEL_NAME as FUZZED
 from fuzz_checks import answer_faults, fetch, leaks, plain_tokens
 from fuzz_http import Answer, Case
 
