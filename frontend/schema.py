@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+import functools
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
@@ -135,8 +136,22 @@ def parse_body(
     return Parsed(typed(fields, kind, ignore_unknown=ignore_unknown), by_alias)
 
 
+_EXACT = 2.0**53
+"""Below it a float stands for one whole number alone."""
+
+
+@functools.cache
+def _whole_numbers(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the fields of a struct that are whole numbers."""
+    hints = get_type_hints(kind)
+    return frozenset(name for name in hints if hints[name] in (int, int | None))
+
+
 def convert(fields: dict[str, object], kind: type[S], where: str = "") -> S:
     """Return *fields* as the type they should have.
+
+    ``16.0`` is a whole number, as in JSON Schema and in vLLM: languages without
+    integers send it.
 
     Args:
         fields: Of a JSON object.
@@ -146,6 +161,10 @@ def convert(fields: dict[str, object], kind: type[S], where: str = "") -> S:
     Raises:
         ApiError: 400, a wrong type.
     """
+    for name in _whole_numbers(kind) & fields.keys():
+        value = fields[name]
+        if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+            fields[name] = int(value)
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

@@ -374,6 +374,17 @@ async def test_a_chat_template_needs_the_operators_trust(
     assert served.model.decode(ids, skip_special_tokens=False) == "Xab"
 
 
+async def test_a_whole_number_may_have_a_point(served: Stack) -> None:
+    """``3.0`` is 3, as in JSON Schema; ``3.5`` and infinity are none."""
+    whole = await served.complete(prompt="a", max_tokens=3.0, seed=1e3)
+    broken = await served.complete(prompt="a", max_tokens=3.5)
+    huge = await served.post("/v1/completions", b'{"prompt":"a","max_tokens":1e300}')
+
+    assert whole.json["usage"]["completion_tokens"] == 3
+    assert (broken.status, broken.error["param"]) == (400, "max_tokens")
+    assert (huge.status, huge.error["param"]) == (400, "max_tokens")
+
+
 async def test_labels_change_nothing(served: Stack) -> None:
     """OpenAI's labels are accepted and have no effect."""
     plain = await served.complete(prompt="a", max_tokens=4)
