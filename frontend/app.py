@@ -90,6 +90,7 @@ async def serve(
         frontend_id=config.frontend_id,
         heartbeat_timeout_s=config.heartbeat_timeout_s,
         stall_timeout_s=config.stall_timeout_s,
+        first_token_timeout_s=config.first_token_timeout_s,
         wait_s=config.worker_wait_s,
     )
     server = Server(config, model, pool, metrics, int(time.time()), parsers)

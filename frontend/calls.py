@@ -107,6 +107,18 @@ async def chat_call(
     )
 
 
+def _refuse_chats_own(nvext: Nvext | None) -> None:
+    """Refuse what of ``nvext`` makes sense on chat alone.
+
+    Raises:
+        ApiError: 400, by its name.
+    """
+    for name in ("token_data", "required_prefix_token_ids"):
+        if nvext is not None and getattr(nvext, name) is not None:
+            msg = f"nvext.{name} belongs to chat: here prompt takes token ids"
+            raise bad_request(msg, f"nvext.{name}")
+
+
 async def completion_call(
     parsed: Parsed[CompletionRequest], model: TextModel, pool: Pool, policy: Policy
 ) -> Call:
@@ -117,6 +129,7 @@ async def completion_call(
     """
     request = parsed.request
     prompts = separate_prompts(request.prompt)
+    _refuse_chats_own(request.nvext)
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=len(prompts))
     if request.best_of is not None and request.best_of != (request.n or 1):

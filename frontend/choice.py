@@ -50,6 +50,7 @@ class Choice:
         "_clock",
         "_deliver",
         "_end",
+        "_feed_one",
         "_fold",
         "_held",
         "_last_at",
@@ -83,6 +84,7 @@ class Choice:
         self.deliver_plain: Callable[[Choice, str, list[int]], None] | None = None
         """A short way for text and ids alone; not for choices with stop strings."""
         self._fold = fold
+        self._feed_one = fold.feed_one
         self._prompt_only = job.prompt_only
         self._deliver = deliver
         self._metrics = metrics
@@ -106,8 +108,12 @@ class Choice:
         if not self._held:
             plain = self.deliver_plain
             if plain is not None and end is None and logprobs is None:
-                self.num_tokens += len(token_ids)
-                plain(self, self._fold.feed(token_ids)[0], token_ids)
+                num_tokens = len(token_ids)
+                self.num_tokens += num_tokens
+                if num_tokens == 1:
+                    plain(self, self._feed_one(token_ids[0]), token_ids)
+                else:
+                    plain(self, self._fold.feed(token_ids)[0], token_ids)
             else:
                 self._emit(token_ids, logprobs, end)
             return

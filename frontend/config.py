@@ -16,7 +16,7 @@ from .nvext import Placement
 from .parsers import ParserChoice
 from .policy import Policy
 from .pool import WORKER_WAIT_S
-from .stall import STALL_TIMEOUT_S
+from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 
 __all__ = ["Config", "parse_config"]
 
@@ -39,6 +39,7 @@ class Config(msgspec.Struct, frozen=True):
     client_write_timeout_s: float
     heartbeat_timeout_s: float
     stall_timeout_s: float
+    first_token_timeout_s: float
     worker_wait_s: float
     shutdown_timeout_s: float
     log_level: str
@@ -137,6 +138,14 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         "later where its steps are long (default: %(default)s)",
     )
     add(
+        "--first-token-timeout-s",
+        type=seconds(),
+        default=FIRST_TOKEN_TIMEOUT_S,
+        metavar="S",
+        help="the same for a worker none of whose requests has a token yet: they may "
+        "wait for long prompts (default: %(default)s)",
+    )
+    add(
         "--worker-wait-s",
         type=seconds(),
         default=WORKER_WAIT_S,
@@ -198,6 +207,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         heartbeat_timeout_s=given.heartbeat_timeout_s,
         client_read_timeout_s=given.client_read_timeout_s,
         stall_timeout_s=given.stall_timeout_s,
+        first_token_timeout_s=given.first_token_timeout_s,
         worker_wait_s=given.worker_wait_s,
         client_write_timeout_s=given.client_write_timeout_s,
         shutdown_timeout_s=given.shutdown_timeout_s,

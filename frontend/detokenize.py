@@ -38,19 +38,20 @@ class ByteDetokenizer:
     against 1 us of the library's ``DecodeStream``.
     """
 
-    __slots__ = ("_decode", "_pieces", "_skip")
+    __slots__ = ("_decode", "_pieces")
 
-    def __init__(self, pieces: Sequence[bytes], skip: frozenset[int]) -> None:
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        """Take the bytes of each id; none for those that are not to be shown."""
         self._pieces = pieces
-        self._skip = skip
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def feed(self, token_id: int) -> str:
         """Return the text that *token_id* completes."""
-        if token_id in self._skip or token_id >= len(self._pieces):
+        try:
+            return self._decode(self._pieces[token_id])
+        except IndexError:
             # Above the tokenizer's own ids lie padding rows of the model's embedding.
             return ""
-        return self._decode(self._pieces[token_id])
 
     def flush(self) -> str:
         """Return U+FFFD if the last character stayed incomplete."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .detokenize import Detokenizer
 from .message import MessagePart
@@ -57,6 +57,11 @@ class Fold:
     def num_reasoning_tokens(self) -> int:
         """How many of the ids so far are reasoning; 0 where nobody can tell."""
         return 0
+
+    @property
+    def feed_one(self) -> Callable[[int], str]:
+        """The short way of one id to its text, where nothing but text is wanted."""
+        return self._detokenizer.feed
 
     def take(self) -> MessagePart | None:
         """Return what was parsed since the last call; None without a parser."""

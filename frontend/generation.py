@@ -35,7 +35,7 @@ from tokenwire.protocol.messages import (
     Submit,
     Tokens,
 )
-from tokenwire.protocol.tokens import pack_ids, unpack_ids
+from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 
 from . import legs
 from .continuation import can_continue, drifts, prompt_rows, rest
@@ -69,7 +69,6 @@ class Generation:
 
     def __init__(self, job: Job, sink: Sink, pool: Pool, metrics: Metrics) -> None:
         self.request_id = f"{pool.incarnation}-{next(_numbers):x}"
-        self.num_tokens = 0
         self.attempt = 0
         self._job = job
         self._sink: Sink | None = sink
@@ -84,11 +83,18 @@ class Generation:
         self._route: Route | None = None
         self._excluded: frozenset[Link] = frozenset()
         self._prefill_end: Finished | None = None
+        self._origin: Finished | None = None  # of the prompt alone, once it is computed
+        self._moved = False  # the output has gone on at another worker
         self._decoding = False  # this leg has brought a token of the output
         self._started_at = time.monotonic()
         self._handover_at = 0.0
         self._first_token_at: float | None = None
         self._stopped = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids of the output so far, from whichever workers."""
+        return len(self._output) // TOKEN_BYTES
 
     def start(self) -> None:
         """Send the request, or what is left of it, to a worker.
@@ -155,6 +161,8 @@ class Generation:
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, text)
             return
         self._prefill_end = end
+        if not self._output:
+            self._origin = end
         self._handover_at = time.monotonic()
         token_ids = unpack_ids(first.token_ids) if first is not None else []
         if token_ids and self._job.repeatable and end.reason is FinishReason.STOP:
@@ -162,7 +170,8 @@ class Generation:
             self._sink = None
             if self._first_token_at is None:
                 self._first_token_at = self._handover_at
-            self._took(first.token_ids if first is not None else b"", len(token_ids))
+            self._output += first.token_ids if first is not None else b""
+            self._first_of_leg()
             logprobs = first.logprobs if first is not None else None
             sink.tokens(token_ids, logprobs, self._good_end(end))
             return
@@ -190,7 +199,9 @@ class Generation:
     def output(self, leg: legs.Leg, item: Tokens, end: Finished | None) -> None:
         """Pass tokens of the output on."""
         token_ids = unpack_ids(item.token_ids)
-        self._took(item.token_ids, len(token_ids))
+        self._output += item.token_ids
+        if not self._decoding:
+            self._first_of_leg()
         sink = None if self._stopped else self._sink
         if sink is not None and end is not None and end.reason in _GOOD_ENDS:
             self._leg = self._sink = None
@@ -265,6 +276,7 @@ class Generation:
             return
         self._stop_waiting()
         if self._paused_at is not None:
+            self._moved = True
             self._metrics.migrated(kind, exact=not drifts(self._job.sampling))
 
     def _wait(self, kind: ErrorKind, text: str) -> None:
@@ -309,12 +321,8 @@ class Generation:
             end.reason = FinishReason.LENGTH
             sink.ended(end)
 
-    def _took(self, packed: bytes, num_tokens: int) -> None:
-        """Account for tokens of the output; called per token, must be cheap."""
-        self._output += packed
-        self.num_tokens += num_tokens
-        if self._decoding:
-            return
+    def _first_of_leg(self) -> None:
+        """Take note that a leg has brought a token of the output."""
         self._decoding = True
         self._failures = 0
         now = time.monotonic()
@@ -365,14 +373,18 @@ class Generation:
     def _good_end(self, finished: Finished | None) -> End:
         """Return the end of an output that a worker, or a stop string, completed."""
         prefill = self._prefill_end
-        source = prefill or finished
+        # Of the prompt: who computed it first. What goes on elsewhere is computed again,
+        # and finds the request's own blocks in a cache.
+        source = self._origin or finished
         end = self._end(finished.reason if finished is not None else FinishReason.STOP)
         if finished is not None:
             end.stop_reason = finished.stop_reason
             end.kv_transfer_params = finished.kv_transfer_params
         if source is not None:
             num_prompt_tokens = len(self._job.prompt_token_ids)
-            end.num_cached_tokens = min(source.num_cached_tokens, num_prompt_tokens)
+            # Where one worker did both and is lost, what it had cached is lost with it.
+            is_known = self._origin is not None or not self._moved
+            end.num_cached_tokens = source.num_cached_tokens if is_known else 0
             end.prompt_logprobs = prompt_rows(source.prompt_logprobs, num_prompt_tokens)
             end.timing["queue_ms"] = 1e3 * source.queue_s
             end.timing["prefill_ms"] = 1e3 * source.prefill_s

@@ -48,7 +48,7 @@ from tokenwire.protocol.messages import (
 )
 
 from .reply import Reply
-from .stall import STALL_TIMEOUT_S, SUSPECT_S, Stall
+from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S, Stall
 
 __all__ = ["TICK_S", "Link", "LinkState", "open_context"]
 
@@ -111,6 +111,7 @@ class Link:
         heartbeat_timeout_s: Silence after which the worker is lost.
         stall_timeout_s: The least time without a token, while an output is under way,
             after which its engine counts as stalled; longer where steps are long.
+        first_token_timeout_s: The same while no request has a token yet.
         on_ready: Called whenever it becomes ready.
     """
 
@@ -123,6 +124,7 @@ class Link:
         accept: Callable[[Card], None],
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -135,7 +137,7 @@ class Link:
         self._frontend_id, self._incarnation = identity
         self._accept = accept
         self._on_ready = on_ready
-        self._stall = Stall(stall_timeout_s)
+        self._stall = Stall(stall_timeout_s, first_token_timeout_s)
         self._suspect_until = 0.0
         self._open: dict[str, _Open] = {}
         self._loop = asyncio.get_running_loop()
@@ -182,6 +184,8 @@ class Link:
         if self.state is not LinkState.READY:
             msg = f"worker {self.worker_id} is not connected ({self.state.value})"
             raise ConnectionError(msg)
+        if not self._open:
+            self._stall.begin(self._loop.time())
         self._open[message.request_id] = _Open(reply)
         try:
             sent = self._send(message)
@@ -223,13 +227,11 @@ class Link:
                 self._send(Ping(self._incarnation))
 
     def _stalled_s(self, now: float) -> float | None:
-        """Return for how long outputs under way got no token, if that is too long."""
-        silence = self._stall.silence_s(now)
-        if silence is None or not any(
-            one.exchange.num_tokens for one in self._open.values()
-        ):
-            return None
-        return silence
+        """Return for how long open requests got no token, if that is too long."""
+        if not self._open or self._stall.silence_s(now, under_way=True) is None:
+            return None  # so most of the time, and no request need be looked at
+        under_way = any(one.exchange.num_tokens for one in self._open.values())
+        return self._stall.silence_s(now, under_way=under_way)
 
     def close(self, reason: str) -> None:
         """Say goodbye and end every open request as lost."""
@@ -275,7 +277,7 @@ class Link:
 
     def _reset(self, reason: str) -> None:
         """Give this connection up and start a new one."""
-        self._stall.reset()
+        self._stall.idle()
         self._drop_socket()
         self._lose(LinkState.CONNECTING, reason)
         self._connect()
@@ -384,6 +386,8 @@ class Link:
                 entry.exchange.finished(end)
                 del opened[end.request_id]
                 entry.reply.finished(end)
+        if not opened:
+            self._stall.idle()
 
     def _take_card(self, card: Card) -> None:
         try:

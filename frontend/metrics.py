@@ -115,7 +115,7 @@ class Metrics:
         )
         self.migration_pause = add(
             "tokenwire_migration_pause_seconds",
-            "From a worker's failure under an output to the next token of another.",
+            "From when a worker's failure was noticed to the next token of another.",
             _TTFT_S,
         )
         self.prompt_tokens = self._counter("tokenwire_prompt_tokens", "Prompt tokens.")

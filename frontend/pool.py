@@ -17,7 +17,7 @@ from tokenwire.protocol.messages import Card, JsonObject, ReleaseKV, Role
 from .errors import ApiError, unavailable
 from .link import TICK_S, Link, LinkState, open_context
 from .routing import choose
-from .stall import STALL_TIMEOUT_S
+from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 
 __all__ = ["WORKER_WAIT_S", "Instance", "Pool", "Route"]
 
@@ -62,6 +62,7 @@ class Pool:
         frontend_id: str,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
         wait_s: float = WORKER_WAIT_S,
     ) -> None:
         self.model = model
@@ -70,6 +71,7 @@ class Pool:
         self._tokenizer_sha256 = tokenizer_sha256
         self.wait_s = wait_s
         self._stall_timeout_s = stall_timeout_s
+        self._first_token_timeout_s = first_token_timeout_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._waiting: dict[Callable[[], None], None] = {}  # in order of arrival
         self._context = open_context()
@@ -95,6 +97,7 @@ class Pool:
                     accept=self._accept,
                     heartbeat_timeout_s=self._heartbeat_timeout_s,
                     stall_timeout_s=self._stall_timeout_s,
+                    first_token_timeout_s=self._first_token_timeout_s,
                     on_ready=self._wake,
                 )
 

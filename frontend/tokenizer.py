@@ -97,6 +97,12 @@ class TextModel:
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         decoder = json.loads(tokenizer.to_str())["decoder"]
         self._bytes = byte_pieces(vocabulary, decoder)
+        self._shown_bytes: list[bytes] | None = None  # without special tokens
+        if self._bytes is not None:
+            self._shown_bytes = [
+                b"" if token_id in self.special_ids else piece
+                for token_id, piece in enumerate(self._bytes)
+            ]
         self._pieces = sentence_pieces(vocabulary, decoder)
         self._unknown = frozenset[int]()  # padding rows of the model's embedding
         if self._bytes is None and self._pieces is None:
@@ -211,9 +217,10 @@ class TextModel:
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
     ) -> Detokenizer:
         """Return a fresh detokenizer for the output that follows a prompt."""
+        pieces = self._shown_bytes if skip_special_tokens else self._bytes
+        if pieces is not None:
+            return ByteDetokenizer(pieces)
         skip = self.special_ids if skip_special_tokens else frozenset[int]()
-        if self._bytes is not None:
-            return ByteDetokenizer(self._bytes, skip)
         if self._pieces is not None:
             return PieceDetokenizer(self._pieces, skip, prompt_token_ids)
         return StreamDetokenizer(

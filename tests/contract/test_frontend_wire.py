@@ -15,7 +15,11 @@ import zmq.asyncio
 
 from support.stack import eventually
 from tokenwire.frontend.link import Link, LinkState, open_context
-from tokenwire.frontend.stall import STALL_TIMEOUT_S, SUSPECT_S
+from tokenwire.frontend.stall import (
+    FIRST_TOKEN_TIMEOUT_S,
+    STALL_TIMEOUT_S,
+    SUSPECT_S,
+)
 from tokenwire.protocol.codec import decode_from_frontend, encode
 from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card
@@ -336,6 +340,28 @@ async def test_waiting_for_a_first_token_is_no_stall(
     await beating(pair, 2 * STALL_TIMEOUT_S, monkeypatch)
 
     assert waiting.losses == []
+    assert pair.link.usable
+
+
+async def test_a_worker_that_never_brings_a_first_token_is_stalled(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a prefill worker, whose requests end with their first token."""
+    recorder = await pair.submit()
+    await beating(pair, FIRST_TOKEN_TIMEOUT_S + 1, monkeypatch)
+
+    assert "no token for" in recorder.losses[0]
+
+
+async def test_a_worker_without_requests_is_never_stalled(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has nothing to bring."""
+    done = await pair.submit()
+    await pair.worker.send(Batch([tokens(0, 5)], [end(1)]))
+    await eventually(lambda: bool(done.ends))
+    await beating(pair, 10 * FIRST_TOKEN_TIMEOUT_S, monkeypatch)
+
     assert pair.link.usable
 
 

@@ -385,6 +385,17 @@ async def test_a_whole_number_may_have_a_point(served: Stack) -> None:
     assert (huge.status, huge.error["param"]) == (400, "max_tokens")
 
 
+@pytest.mark.parametrize("name", ["token_data", "required_prefix_token_ids"])
+@pytest.mark.parametrize("value", [[], [5, 6]])
+async def test_what_belongs_to_chat_is_refused_on_completions(
+    served: Stack, name: str, value: list[int]
+) -> None:
+    """Not dropped: the prompt would be another than asked for."""
+    reply = await served.complete(prompt="a", max_tokens=1, nvext={name: value})
+
+    assert (reply.status, reply.error["param"]) == (400, f"nvext.{name}")
+
+
 async def test_labels_change_nothing(served: Stack) -> None:
     """OpenAI's labels are accepted and have no effect."""
     plain = await served.complete(prompt="a", max_tokens=4)

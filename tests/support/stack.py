@@ -255,6 +255,7 @@ async def stack(
         tokenizer_sha256=text_model.sha256,
         frontend_id="test",
         stall_timeout_s=config.stall_timeout_s,
+        first_token_timeout_s=config.first_token_timeout_s,
         wait_s=config.worker_wait_s,
     )
     server = Server(config, text_model, pool, FrontendMetrics(), 0, parsers)

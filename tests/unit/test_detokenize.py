@@ -78,7 +78,7 @@ def test_a_prompt_that_ends_inside_a_character_does_not_leak() -> None:
 
 def test_ids_above_the_tokenizer_are_silent() -> None:
     """Padding rows of an embedding have no text, and harm nothing."""
-    detokenizer = ByteDetokenizer([b"a"], frozenset())
+    detokenizer = ByteDetokenizer([b"a"])
 
     assert detokenizer.feed(99) + detokenizer.feed(0) == "a"
 

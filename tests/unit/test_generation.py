@@ -146,7 +146,10 @@ class Run:
 
     def handed_over(self) -> None:
         """Let the prefill leg end."""
-        end = finished(FinishReason.LENGTH, 1, handover=KV)
+        num_cached_tokens = len(self.prefill.replies)  # more with every round
+        end = finished(
+            FinishReason.LENGTH, 1, handover=KV, num_cached_tokens=num_cached_tokens
+        )
         self.prefill.replies[-1].tokens(tokens(0, 9), end)
 
 
@@ -274,7 +277,8 @@ def test_an_output_goes_on_at_another_worker() -> None:
     assert end_.error is None
     assert end_.worker_ids == {"decode_worker_id": "other-0"}
     assert end_.prompt_token_ids == PROMPT
-    assert (end_.num_prompt_tokens, end_.num_cached_tokens) == (3, 3)
+    # What the lost worker had cached it never said; the output's own blocks do not count.
+    assert (end_.num_prompt_tokens, end_.num_cached_tokens) == (3, 0)
 
 
 def test_an_output_goes_on_through_a_hand_over() -> None:
@@ -291,6 +295,8 @@ def test_an_output_goes_on_through_a_hand_over() -> None:
     assert unpack_ids(other.submits[0].token_ids) == [*PROMPT, 8]
     assert other.submits[0].sampling.max_tokens == 8
     assert run.pool.released == []
+    other.replies[0].tokens(tokens(0, 4), finished(FinishReason.STOP, 1))
+    assert [end.num_cached_tokens for end in run.sink.ends] == [1]  # of the first round
 
 
 def test_a_worker_lost_before_it_read_the_kv_leaves_none_behind() -> None:

@@ -2,50 +2,74 @@
 
 from __future__ import annotations
 
-from tokenwire.frontend.stall import STALL_GAPS, STALL_TIMEOUT_S, Stall
+import pytest
+
+from tokenwire.frontend.stall import (
+    FIRST_TOKEN_TIMEOUT_S,
+    STALL_GAPS,
+    STALL_TIMEOUT_S,
+    Stall,
+)
 
 
 def after_batches(gap_s: float, number: int = 1_000) -> tuple[Stall, float]:
     """Return a stall that saw batches at a steady pace, and the last one's time."""
     stall = Stall()
+    stall.begin(0.0)
     for step in range(number):
         stall.batch(step * gap_s)
     return stall, (number - 1) * gap_s
 
 
-def test_before_a_batch_nothing_is_late() -> None:
-    """There is no pace yet."""
-    assert Stall().silence_s(1e9) is None
+def test_without_a_request_nothing_is_late() -> None:
+    """Nobody waits."""
+    stall = Stall()
+    assert stall.silence_s(1e9, under_way=False) is None
+
+    stall.begin(5.0)
+    stall.batch(6.0)
+    stall.idle()
+    assert stall.silence_s(1e9, under_way=False) is None
 
 
 def test_fast_steps_have_the_least_bound() -> None:
     """A step of 10 ms does not make a second suspicious."""
     stall, last = after_batches(0.01)
 
-    assert stall.silence_s(last + STALL_TIMEOUT_S - 0.1) is None
-    assert stall.silence_s(last + STALL_TIMEOUT_S + 0.1) is not None
+    soon, late = last + STALL_TIMEOUT_S - 0.1, last + STALL_TIMEOUT_S + 0.1
+    assert stall.silence_s(soon, under_way=True) is None
+    assert stall.silence_s(late, under_way=True) == pytest.approx(late - last)
 
 
 def test_slow_steps_have_a_longer_bound() -> None:
     """Where a step takes a second, the bound is many of them."""
     stall, last = after_batches(1.0)
 
-    assert stall.silence_s(last + STALL_GAPS - 1) is None
-    assert stall.silence_s(last + STALL_GAPS + 1) is not None
+    assert stall.silence_s(last + STALL_GAPS - 1, under_way=True) is None
+    assert stall.silence_s(last + STALL_GAPS + 1, under_way=True) is not None
 
 
-def test_a_night_without_requests_does_not_blind_it() -> None:
-    """One long gap counts as the least bound, not as hours."""
+@pytest.mark.parametrize("brought", [False, True], ids=["never", "before"])
+def test_waiting_for_a_first_token_may_take_longer(brought: bool) -> None:
+    """Whether or not the worker has brought a batch for others before."""
+    stall = Stall()
+    stall.begin(100.0)
+    if brought:
+        stall.batch(100.0)
+
+    soon, late = 99.0 + FIRST_TOKEN_TIMEOUT_S, 101.0 + FIRST_TOKEN_TIMEOUT_S
+    assert stall.silence_s(soon, under_way=False) is None
+    assert stall.silence_s(late, under_way=False) is not None
+
+
+def test_idle_times_leave_the_bound_as_it_is() -> None:
+    """A lightly loaded worker is found out as soon as a busy one."""
     stall, last = after_batches(0.01)
-    stall.batch(last + 1e6)
-
-    bound = STALL_GAPS * 0.06 * STALL_TIMEOUT_S  # one gap weighs 1/20
-    assert stall.silence_s(last + 1e6 + bound) is not None
-
-
-def test_a_reset_forgets_the_last_batch() -> None:
-    """Another connection begins without one."""
-    stall, last = after_batches(0.01)
-    stall.reset()
-
-    assert stall.silence_s(last + 1e6) is None
+    for request in range(1, 50):
+        stall.idle()
+        begins = last + request * 60.0
+        stall.begin(begins)
+        for step in range(10):
+            stall.batch(begins + 1.0 + step * 0.01)
+        now = begins + 1.1 + STALL_TIMEOUT_S
+        assert stall.silence_s(now, under_way=True) is not None
