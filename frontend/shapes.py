@@ -54,6 +54,7 @@ class _Shape:
         self._shows_logprobs = frame.num_logprobs is not None
         self._token_texts: dict[int, TokenTexts] = {}  # of choices with logprobs
         self._plain_prefixes: dict[int, bytes] = {}
+        self._prompt_due: set[int] = set()  # choices whose first chunk has the prompt
         middle = self._plain_middle
         self._plain_end = middle + b"}]}\n\n"
         # One id's chunk: what stands before the id, wherever it stands, and after it.
@@ -70,6 +71,8 @@ class _Shape:
             return self.chunk(index, Delta(text, token_ids, None, None), b"")
         prefix = self._plain_prefixes.get(index)
         if prefix is None:
+            if index in self._prompt_due:
+                return self.chunk(index, Delta(text, token_ids, None, None), b"")
             prefix = self._prefix + b"%d," % index + self._text_key
             self._plain_prefixes[index] = prefix
         if not self._ids:
@@ -113,6 +116,9 @@ class _Shape:
         ]
         if ids and self._native_ids:
             parts.append(b',"token_ids":' + _json(delta.token_ids))
+        if index in self._prompt_due:
+            self._prompt_due.remove(index)
+            parts.append(_members(self._native_prompt(index)))
         parts.append(b"}]")
         if end is not None:
             parts.append(self._native_kv(end))
@@ -310,18 +316,20 @@ class CompletionShape(_Shape):
     def opening(self, index: int) -> bytes:
         """Return the event that repeats the prompt; without one, nothing.
 
-        A completion's stream begins with its first text.
+        A completion's stream begins with its first text; native prompt ids are there.
         """
-        prompt = _members(self._native_prompt(index))
+        prompt = self._native_prompt(index)
         echo = self._frame.echo_of(index)
-        if not prompt and echo is None:
+        if echo is None:
+            if prompt:
+                self._prompt_due.add(index)
             return b""
         return b'%s%d,"text":%s%s%s}]}\n\n' % (
             self._prefix,
             index,
-            _json(echo or ""),
+            _json(echo),
             self._plain_middle,
-            prompt,
+            _members(prompt),
         )
 
     def _delta(self, delta: Delta) -> bytes:

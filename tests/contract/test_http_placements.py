@@ -122,6 +122,8 @@ async def test_each_chunk_has_these_keys(
             assert event.nvext["prompt_token_ids"] == PROMPT
         assert set(event.body) == root
         assert set(choice) == keys
+        if endpoint == "completions" and asked != "neither":
+            assert new, "as in vLLM, no chunk comes without ids"
     assert len(ids) == (0 if asked == "neither" else 3)
 
 

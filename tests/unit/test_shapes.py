@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tokenwire.frontend.logprobs import (
     chat_logprobs,
     completion_logprobs,
 )
-from tokenwire.frontend.nvext import Selection
+from tokenwire.frontend.nvext import Placement, Selection
 from tokenwire.frontend.shapes import ChatShape, CompletionShape
 from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
 from tokenwire.protocol.messages import FinishReason, Logprobs
@@ -33,6 +34,7 @@ MODEL = TextModel(
 )
 SHAPES = [ChatShape, CompletionShape]
 IDS = Selection(completion_token_ids=True, prompt_token_ids=True)
+NATIVE = replace(IDS, native=Placement.VLLM)
 
 
 def frame(selection: Selection) -> Frame:
@@ -48,7 +50,9 @@ def parsed(event: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("selection", [Selection(), IDS, Selection(timing=True)])
+@pytest.mark.parametrize(
+    "selection", [Selection(), IDS, NATIVE, Selection(timing=True)]
+)
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"])),
     token_ids=st.lists(st.integers(0, 263), min_size=1, max_size=3),
