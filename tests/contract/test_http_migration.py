@@ -109,6 +109,8 @@ async def under_way(served: Stack, **fields: Any) -> tuple[Stream, asyncio.Task[
     return stream, task
 
 
+@pytest.mark.pitfall(9)
+@pytest.mark.pitfall(10)
 async def test_a_lost_worker_is_a_pause(served: Stack) -> None:
     """Ids, text, logprobs and usage are those of an undisturbed run; it is named who served."""
     calm = Stream()
