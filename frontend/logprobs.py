@@ -119,7 +119,7 @@ def completion_logprobs(
 
     Args:
         logprobs: Of the chunk's tokens, in order.
-        num_top: Entries in each ``top_logprobs``.
+        num_top: Most likely tokens in each ``top_logprobs``, beside the sampled one.
         texts: Gives the tokens' texts; goes on where the last chunk ended.
         as_ids: Write tokens as ``token_id:N``.
     """
@@ -132,7 +132,12 @@ def completion_logprobs(
         names = _names(row, num_top, texts, as_ids=as_ids)
         tokens.append(names[row[0][0]])
         numbers.append(row[0][1])
-        tops.append({names[one]: value for one, value in _top(row, num_top)})
+        # The sampled token is there whatever its rank, as in OpenAI's API and in vLLM;
+        # of tokens with one text the first counts.
+        best = {tokens[-1]: numbers[-1]}
+        for token_id, value in _top(row, num_top):
+            best.setdefault(names[token_id], value)
+        tops.append(best)
     return {
         "text_offset": offsets,
         "token_logprobs": numbers,
@@ -160,7 +165,7 @@ def echoed_logprobs(
             null, as OpenAI's are.
         prompt: Of the others.
         output: Of the output's tokens.
-        num_top: Entries in each ``top_logprobs``.
+        num_top: As for ``completion_logprobs``.
         model: Gives the prompt's tokens' texts.
         texts: Gives the output's.
         as_ids: Write tokens as ``token_id:N``.

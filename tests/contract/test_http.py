@@ -149,12 +149,17 @@ async def test_every_id_has_a_logprob(served: Stack) -> None:
 
 
 async def test_logprobs_zero_means_the_sampled_token(served: Stack) -> None:
-    """``logprobs: 0`` is not "no logprobs"."""
+    """``logprobs: 0`` is not "no logprobs": the sampled token is in each top list."""
     reply = await served.complete(prompt="a", max_tokens=3, logprobs=0)
 
     logprobs = reply.json["choices"][0]["logprobs"]
     assert len(logprobs["token_logprobs"]) == 3
-    assert logprobs["top_logprobs"] == [{}, {}, {}]
+    assert logprobs["top_logprobs"] == [
+        {token: value}
+        for token, value in zip(
+            logprobs["tokens"], logprobs["token_logprobs"], strict=True
+        )
+    ]
 
 
 @pytest.mark.pitfall(3)

@@ -83,6 +83,22 @@ async def test_echo_with_logprobs_covers_prompt_and_output(served: Stack) -> Non
         assert choice["text"][offset:].startswith(token)
 
 
+async def test_echo_has_each_prompt_token_among_the_best(served: Stack) -> None:
+    """``logprobs: 0`` scores a prompt: each top list is its own token alone."""
+    reply = await served.complete(prompt=PROMPT, max_tokens=0, echo=True, logprobs=0)
+
+    logprobs = reply.json["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] == [
+        None,
+        *(
+            {token: value}
+            for token, value in zip(
+                logprobs["tokens"][1:], logprobs["token_logprobs"][1:], strict=True
+            )
+        ),
+    ]
+
+
 async def test_a_prompt_is_scored_without_output(served: Stack) -> None:
     """``max_tokens: 0`` with echo gives the prompt's logprobs alone."""
     body: dict[str, Any] = {"prompt": PROMPT, "echo": True}

@@ -153,7 +153,7 @@ def texts(length: int = 0) -> TokenTexts:
     return TokenTexts(MODEL, [5], skip_special_tokens=True, length=length)
 
 
-A, B = (tiny_tokenizer().encode(char).ids[0] for char in "ab")
+A, B, C = (tiny_tokenizer().encode(char).ids[0] for char in "abc")
 
 
 def test_infinities_never_reach_the_json() -> None:
@@ -187,6 +187,32 @@ def test_what_fills_a_row_up_hides_no_number() -> None:
 
     [entry] = json.loads(json.dumps(body))["content"]
     assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("num_top", "expected"),
+    [
+        (0, {"a": -3.0}),
+        (1, {"a": -3.0, "b": -0.5}),
+        (2, {"a": -3.0, "b": -0.5, "c": -1.0}),
+    ],
+)
+def test_a_completions_sampled_token_is_among_the_best(
+    num_top: int, expected: dict[str, float]
+) -> None:
+    """Whatever its rank: up to one entry more than was asked for, as in vLLM."""
+    rows = record([(A, -3.0), (B, -0.5), (C, -1.0)])
+    body = completion_logprobs(rows, num_top, texts(), as_ids=False)
+
+    assert body["top_logprobs"] == [expected]
+
+
+def test_a_completions_sampled_token_is_listed_once() -> None:
+    """Among the best it is one of them, and its number is that of the token."""
+    rows = record([(A, -1.0), (B, -0.5), (A, -1.0)])
+    body = completion_logprobs(rows, 2, texts(), as_ids=False)
+
+    assert body["top_logprobs"] == [{"a": -1.0, "b": -0.5}]
 
 
 def test_tokens_can_be_written_as_ids() -> None:
