@@ -84,7 +84,7 @@ async def chat_call(
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=1)
     num_top = within("top_logprobs", request.top_logprobs or 0)
-    if request.top_logprobs is not None and not request.logprobs:
+    if num_top and not request.logprobs:
         msg = "top_logprobs needs logprobs: true"
         raise bad_request(msg, "top_logprobs")
     plan = plan_output(request, policy)

@@ -63,7 +63,7 @@ DESCRIPTIONS = {
     "temperature": (
         "0: greedy. Default: that of the model's generation_config.json, else 1."
     ),
-    "top_logprobs": "So many most likely tokens with each; needs logprobs.",
+    "top_logprobs": "So many most likely tokens with each; above 0 it needs logprobs.",
     "top_p": (
         "Sample among the tokens that make up so much probability. Default: that of "
         "generation_config.json, else 1."

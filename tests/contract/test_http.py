@@ -162,6 +162,18 @@ async def test_logprobs_zero_means_the_sampled_token(served: Stack) -> None:
     ]
 
 
+async def test_no_alternatives_need_no_logprobs(served: Stack) -> None:
+    """``top_logprobs: 0`` asks for nothing, as in vLLM; more without logprobs is a 400."""
+    absent: list[dict[str, Any]] = [{}, {"logprobs": False}, {"logprobs": None}]
+    for logprobs in absent:
+        none = await served.chat(max_tokens=1, top_logprobs=0, **logprobs)
+        one = await served.chat(max_tokens=1, top_logprobs=1, **logprobs)
+
+        assert none.status == 200, none.text
+        assert none.json["choices"][0]["logprobs"] is None
+        assert (one.status, one.error["param"]) == (400, "top_logprobs")
+
+
 @pytest.mark.pitfall(3)
 async def test_choices_and_prompts_keep_their_order(served: Stack) -> None:
     """Two prompts with n=2 give four choices; each equals its prompt's own answer."""
