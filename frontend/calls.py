@@ -133,9 +133,11 @@ async def completion_call(
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=len(prompts))
     if request.best_of is not None and request.best_of != (request.n or 1):
-        param = "n" if selection.completion_token_ids else "best_of"
-        msg = f"best_of must equal n; nvext.extra_fields={[SELECTOR]} needs 1"
-        raise bad_request(msg, param)
+        if selection.completion_token_ids:
+            msg = f"best_of must equal n; nvext.extra_fields={[SELECTOR]} needs 1"
+            raise bad_request(msg, "n")
+        msg = f"best_of must equal n, {request.n or 1}: outputs are not ranked"
+        raise bad_request(msg, "best_of")
     if request.logprobs is not None:
         within("logprobs", request.logprobs)
     prompt_logprobs = request.prompt_logprobs

@@ -331,6 +331,15 @@ async def test_n_is_refused_by_the_selectors_name(pair: Stack) -> None:
     assert "completion_token_ids" in reply.error["message"]
 
 
+async def test_best_of_speaks_of_a_selector_only_if_one_is_on(pair: Stack) -> None:
+    """Without one, the message says what it must equal."""
+    plain = await pair.complete(prompt="a", n=2, best_of=3)
+    selected = await pair.complete(prompt="a", best_of=2, **IDS)
+
+    assert plain.error["message"] == "best_of must equal n, 2: outputs are not ranked"
+    assert "completion_token_ids" in selected.error["message"]
+
+
 async def test_a_prompt_too_long_names_the_context_length(pair: Stack) -> None:
     """The message has vLLM's words, which clients look for."""
     reply = await pair.complete(prompt=[5] * 3000, max_tokens=1)
