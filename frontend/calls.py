@@ -161,6 +161,12 @@ async def completion_call(
             text = model.decode(ids, skip_special_tokens=False) if request.echo else ""
         encoded.append(Prompt(ids, text if request.echo else None))
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
+    # The prompt alone, which OpenAI's clients score texts with; engines make one
+    # token at least.
+    prompt_only = bool(request.echo) and max_tokens == 0
+    if prompt_only and (request.min_tokens or 0) > 0:
+        msg = f"min_tokens={request.min_tokens} is above max_tokens=0"
+        raise bad_request(msg, "min_tokens")
     return _call(
         request,
         model,
@@ -172,9 +178,7 @@ async def completion_call(
         prompt_logprobs=prompt_logprobs,
         kind=CompletionShape,
         prefix="cmpl-",
-        # The prompt alone, which OpenAI's clients score texts with; engines make one
-        # token at least.
-        prompt_only=bool(request.echo) and max_tokens == 0,
+        prompt_only=prompt_only,
     )
 
 

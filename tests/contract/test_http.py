@@ -292,6 +292,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str | None]] = {
     "max_tokens": ({"max_tokens": 0}, "max_tokens"),
     "too long": ({"max_tokens": 10**6}, "max_tokens"),
     "min over max": ({"min_tokens": 9, "max_tokens": 2}, "min_tokens"),
+    "min over none": ({"min_tokens": 1, "max_tokens": 0, "echo": True}, "min_tokens"),
     "stop": ({"stop": [""]}, "stop"),
     "logit_bias": ({"logit_bias": {"x": 1}}, "logit_bias"),
     "logprobs": ({"logprobs": 21}, "logprobs"),
