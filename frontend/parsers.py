@@ -7,6 +7,7 @@ Its objects stay ``Any``: following its types costs a type checker two minutes.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from .errors import bad_request
 from .plans import Plan, Query
 
 __all__ = ["ParserChoice", "ParserError", "Parsers", "load_parsers"]
+
+_log = logging.getLogger(__name__)
 
 _HARMONY_NAMES = {"openai", "openai_gptoss"}
 """What vLLM 0.32 calls the parsers of gpt-oss. They are stubs: one parser of the whole
@@ -80,9 +83,11 @@ class Parsers:
             return self._plan(query, failed)
         except Exception as error:
             # A parser is one model's code; here it meets what a client wrote into
-            # schemas and template arguments.
+            # schemas and template arguments. Logged, as it may be a fault of ours.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             msg = f"the parser refuses the request: {' '.join(lines[:3])}"
+            _log.warning("%.400s (%s)", msg, type(error).__name__)
+            _log.debug("a parser made no plan", exc_info=True)
             raise bad_request(msg, "tools" if query.tools else None) from error
 
     def _plan(self, query: Query, failed: Callable[[], None]) -> Plan | None:

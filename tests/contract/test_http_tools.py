@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import warnings
 from collections.abc import AsyncGenerator, Callable
@@ -597,6 +598,31 @@ async def test_a_parser_that_fails_ends_nothing(
         assert (
             "tokenwire_parser_failures_total 2.0" in (await served.get("/metrics")).text
         )
+
+
+async def test_a_plan_that_fails_is_logged(
+    serve: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets a 400, the operator a line, and the trace if there is debugging."""
+    caplog.set_level(logging.DEBUG, "tokenwire.frontend.parsers")
+    async with serve(HERMES) as served:
+        from vllm.parser.abstract_parser import DelegatingParser
+
+        def fails(self: Any, request: Any) -> Any:
+            msg = f"scripted\nfault {self is request}"
+            raise RuntimeError(msg)
+
+        monkeypatch.setattr(DelegatingParser, "adjust_request", fails)
+        reply = await served.chat("one", tools=TOOLS)
+
+        assert (reply.status, reply.error["param"]) == (400, "tools")
+    warning, debug = [
+        one for one in caplog.records if one.name == "tokenwire.frontend.parsers"
+    ]
+    assert warning.levelname == "WARNING"
+    assert "scripted fault False (RuntimeError)" in warning.getMessage()
+    assert warning.exc_info is None
+    assert (debug.levelname, debug.exc_info is None) == ("DEBUG", False)
 
 
 def test_all_formats_over_http_are_formats() -> None:
