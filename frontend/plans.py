@@ -5,6 +5,7 @@ vLLM's objects stay ``Any`` here; `parsers.py` is the door to their library.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,15 +107,20 @@ class VllmParser:
         self._first_call_only = first_call_only
         self._has_failed = False
         self._untold: list[str] = []  # text since the parser last told something
-        self._opened: set[int] = set()  # calls whose first part is out
+        self._opened: dict[int, list[str]] = {}
+        """The arguments so far of each call whose first part is out, by its index."""
 
     @property
     def called_tools(self) -> bool:
         """Whether the finish reason is ``tool_calls`` if the output stops here.
 
-        A call of a named tool is no decision of the model: ``stop``, as in vLLM.
+        A call of a named tool is no decision of the model: ``stop``, as in vLLM. A
+        call that is cut off can be run by nobody: ``stop`` too, unlike in vLLM.
         """
-        return bool(self._opened) and not self._is_named and not self._has_failed
+        if not self._opened or self._is_named or self._has_failed:
+            return False
+        last = next(reversed(self._opened.values()))
+        return _is_whole("".join(last))
 
     def feed(self, text: str, token_ids: list[int], *, finished: bool) -> MessagePart:
         """Return what *text*, of *token_ids*, adds; *finished*: nothing follows."""
@@ -167,7 +173,16 @@ class VllmParser:
         arguments = (function.arguments if function is not None else None) or ""
         name = function.name if function is not None else None
         if index in self._opened or not name:
+            self._opened.get(index, []).append(arguments)
             return ToolCallPart(index, None, None, arguments) if arguments else None
-        self._opened.add(index)
+        self._opened[index] = [arguments]
         made_up = call.id or "chatcmpl-tool-00000000"
         return ToolCallPart(index, self._name_call(made_up, index), name, arguments)
+
+
+def _is_whole(arguments: str) -> bool:
+    """Return whether arguments are a JSON object to its end."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from support.formats import (
     MISTRAL_V11,
     QWEN3,
     TOOLS,
+    Case,
     Format,
     encode,
     write_format_model,
@@ -256,6 +258,53 @@ async def test_finish_reasons(serve: Start) -> None:
             message, reason = streamed_message(streamed)
             assert reason == expected
             assert said(message) == said(message_of(whole))
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": '
+CUT = replace(
+    HERMES,
+    name="hermes-cut",
+    cases=(
+        Case("begun", CALL + '{"city": "Par'),
+        Case(
+            "second", f'{CALL}{{"city": "Paris"}}}}\n</tool_call>\n{CALL}{{"city": "Z'
+        ),
+        Case("whole", CALL + '{"city": "Paris"}}\n</tool_call>'),
+        Case("empty", CALL + "{}}\n</tool_call>"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "stop", "arguments", "expected"),
+    [
+        ("begun", None, '{"city": "Par', "stop"),
+        ("second", None, '{"city": "Z', "stop"),
+        ("whole", ["ris"], '{"city": "Pa', "stop"),
+        ("whole", ["\n</tool_call>"], '{"city": "Paris"}', "stop"),
+        ("whole", ["London"], '{"city": "Paris"}', "tool_calls"),
+        ("empty", None, "{}", "tool_calls"),
+    ],
+)
+@pytest.mark.parametrize("tokens_per_step", ["1", "1000"])
+async def test_a_call_that_is_cut_off_is_no_tool_calls(
+    serve: Start,
+    name: str,
+    stop: list[str] | None,
+    arguments: str,
+    expected: str,
+    tokens_per_step: str,
+) -> None:
+    """It is shown as far as it came, and the finish reason is that of text."""
+    async with serve(CUT, "--tokens-per-step", tokens_per_step) as served:
+        whole = await served.chat(name, tools=TOOLS, stop=stop)
+        streamed = await served.chat(name, tools=TOOLS, stop=stop, stream=True)
+
+    message = message_of(whole)
+    again, reason = streamed_message(streamed)
+    assert message["tool_calls"][-1]["function"]["arguments"] == arguments
+    assert said(again) == said(message)
+    assert whole.json["choices"][0]["finish_reason"] == reason == expected
 
 
 async def test_tool_choice_none_leaves_the_text_alone(serve: Start) -> None:
