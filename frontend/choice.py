@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenwire.protocol.messages import FinishReason, Logprobs
 from tokenwire.protocol.tokens import TOKEN_BYTES
@@ -11,11 +11,11 @@ from tokenwire.protocol.tokens import TOKEN_BYTES
 from .fold import Fold
 from .generation import Generation
 from .job import End, Job
-from .message import MessagePart
+from .message import MessagePart, merged
 from .metrics import Metrics
 from .pool import Pool
 
-__all__ = ["Choice", "Delta", "joined"]
+__all__ = ["Choice", "Collected", "Delta"]
 
 
 @dataclass(slots=True)
@@ -28,15 +28,37 @@ class Delta:
     end: End | None
     parsed: MessagePart | None = None  # what a parser made of the text, in its place
 
-    def add(self, later: Delta) -> None:
-        """Append what the next delta of the same choice adds."""
-        self.text += later.text
-        self.token_ids = self.token_ids + later.token_ids
-        parts = [part for part in (self.logprobs, later.logprobs) if part is not None]
-        self.logprobs = joined(parts)
-        self.end = later.end
-        if self.parsed is not None and later.parsed is not None:
-            self.parsed.add(later.parsed)
+
+@dataclass(slots=True)
+class Collected:
+    """What one choice has brought in many deltas, put together at once."""
+
+    texts: list[str] = field(default_factory=list[str])
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
+    parsed: list[MessagePart] = field(default_factory=list[MessagePart])
+    end: End | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take the next delta; the price is that of the delta alone."""
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs.append(delta.logprobs)
+        if delta.parsed is not None:
+            self.parsed.append(delta.parsed)
+        if delta.end is not None:
+            self.end = delta.end
+
+    def whole(self) -> Delta:
+        """Return all of it as one delta."""
+        return Delta(
+            "".join(self.texts),
+            self.token_ids,
+            _joined(self.logprobs),
+            self.end,
+            merged(self.parsed) if self.parsed else None,
+        )
 
 
 class Choice:
@@ -162,7 +184,7 @@ class Choice:
             return
         self._held = False
         token_ids, self._token_ids = self._token_ids, []
-        logprobs, self._logprobs = joined(self._logprobs), []
+        logprobs, self._logprobs = _joined(self._logprobs), []
         end, self._end = self._end, None
         if token_ids or end is not None:
             self._emit(token_ids, logprobs, end)
@@ -220,7 +242,7 @@ def _cut(logprobs: Logprobs, num_tokens: int) -> Logprobs:
     )
 
 
-def joined(parts: list[Logprobs]) -> Logprobs | None:
+def _joined(parts: list[Logprobs]) -> Logprobs | None:
     """Return the records of consecutive tokens as one; None if there are none."""
     if not parts:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "ToolCallPart",
     "call_id",
     "delta_object",
+    "merged",
     "message_object",
 ]
 
@@ -43,19 +45,27 @@ class MessagePart:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
 
-    def add(self, later: MessagePart) -> None:
-        """Append what the tokens after these add; one entry stays for each call."""
-        self.content += later.content
-        self.reasoning += later.reasoning
-        for call in later.tool_calls:
-            for known in reversed(self.tool_calls):
-                if known.index == call.index:
-                    known.arguments += call.arguments
-                    break
-            else:
-                self.tool_calls.append(
-                    ToolCallPart(call.index, call.id, call.name, call.arguments)
-                )
+
+def merged(parts: Iterable[MessagePart]) -> MessagePart:
+    """Return what all *parts* add, in order; one entry stays for each call.
+
+    At once, not part by part: strings that grow by a token each are copied each time.
+    """
+    content: list[str] = []
+    reasoning: list[str] = []
+    first: dict[int, ToolCallPart] = {}
+    arguments: dict[int, list[str]] = {}
+    for part in parts:
+        content.append(part.content)
+        reasoning.append(part.reasoning)
+        for call in part.tool_calls:
+            first.setdefault(call.index, call)
+            arguments.setdefault(call.index, []).append(call.arguments)
+    calls = [
+        ToolCallPart(index, call.id, call.name, "".join(arguments[index]))
+        for index, call in first.items()
+    ]
+    return MessagePart("".join(content), "".join(reasoning), calls)
 
 
 def call_id(made_up: str, response_id: str, choice: int, index: int) -> str:

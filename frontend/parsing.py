@@ -15,7 +15,7 @@ from typing import Protocol
 
 from .detokenize import Detokenizer
 from .fold import Fold
-from .message import MessagePart
+from .message import MessagePart, merged
 from .stop import StopStrings
 
 __all__ = ["MessageParser", "ParsingFold"]
@@ -66,7 +66,7 @@ class ParsingFold(Fold):
     ) -> None:
         super().__init__(detokenizer, stop, min_tokens, include_stop=include_stop)
         self._parser = parser
-        self._parsed = MessagePart()
+        self._parsed: list[MessagePart] = []
         self._finished = False
         self._token_ids: list[int] = []
         self._num_counted = 0  # ids when the reasoning was last counted
@@ -131,9 +131,9 @@ class ParsingFold(Fold):
 
     def take(self) -> MessagePart:
         """Return what was parsed since the last call."""
-        parsed, self._parsed = self._parsed, MessagePart()
-        return parsed
+        parsed, self._parsed = self._parsed, []
+        return merged(parsed)
 
     def _parse(self, text: str, token_ids: list[int], *, finished: bool) -> None:
         self._finished = finished
-        self._parsed.add(self._parser.feed(text, token_ids, finished=finished))
+        self._parsed.append(self._parser.feed(text, token_ids, finished=finished))

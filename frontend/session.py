@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from tokenwire.protocol.messages import Logprobs
-
 from .calls import Call
-from .choice import Choice, Delta, joined
+from .choice import Choice, Collected, Delta
 from .errors import ApiError
 from .frame import Finished, usage
 from .job import End
-from .message import MessagePart
 from .metrics import Metrics
 from .pool import Pool
 from .sse import DONE, EventStream, error_event
@@ -24,17 +20,6 @@ from .sse import DONE, EventStream, error_event
 __all__ = ["Session"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Collected:
-    """What one choice has brought, for a response that is not streamed."""
-
-    texts: list[str] = field(default_factory=list[str])
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
-    end: End | None = None
-    parsed: MessagePart | None = None
 
 
 class Session:
@@ -45,12 +30,12 @@ class Session:
         self._metrics = metrics
         self._wake = asyncio.Event()
         self._stream: EventStream | None = None
-        self._collected: list[_Collected] = []
+        self._collected: list[Collected] = []
         self._num_running = len(call.jobs)
         self._num_cached = 0
         self._error: ApiError | None = None
         self._slow = False
-        self._kept: dict[int, Delta] = {}  # by choice, until the client has read
+        self._kept: dict[int, Collected] = {}  # by choice, until the client has read
         self._choices = [
             Choice(
                 index,
@@ -70,7 +55,7 @@ class Session:
         Raises:
             ApiError: A choice failed; the others were cancelled.
         """
-        self._collected = [_Collected() for _ in self._choices]
+        self._collected = [Collected() for _ in self._choices]
         try:
             self._start()
             for choice in self._choices:
@@ -81,16 +66,10 @@ class Session:
                 raise self._error
         finally:
             self._cancel()
+        wholes = [one.whole() for one in self._collected]
         choices = [
-            Finished(
-                index,
-                "".join(one.texts),
-                one.token_ids,
-                joined(one.logprobs),
-                one.end,
-                one.parsed,
-            )
-            for index, one in enumerate(self._collected)
+            Finished(index, one.text, one.token_ids, one.logprobs, one.end, one.parsed)
+            for index, one in enumerate(wholes)
             if one.end is not None
         ]
         body = self._call.shape.response(choices, self._usage())
@@ -146,8 +125,8 @@ class Session:
                 for choice in self._choices:
                     choice.release()
                 kept, self._kept = self._kept, {}
-                for index, delta in kept.items():
-                    self._deliver(self._choices[index], delta)
+                for index, collected in kept.items():
+                    self._deliver(self._choices[index], collected.whole())
             elif not self._num_running or self._error is not None:
                 return
             else:
@@ -183,7 +162,8 @@ class Session:
         if self._error is not None:
             return
         if self._slow and choice.parses:
-            self._keep(choice, delta)
+            # One delta comes of all that waits for the client.
+            self._kept.setdefault(choice.index, Collected()).add(delta)
             return
         if end is not None:
             self._count_end(choice, end)
@@ -219,26 +199,9 @@ class Session:
                 choice.hold()
         self._wake.set()
 
-    def _keep(self, choice: Choice, delta: Delta) -> None:
-        """Put *delta* behind what waits for the client; one delta comes of it all."""
-        kept = self._kept.get(choice.index)
-        if kept is None:
-            self._kept[choice.index] = delta
-        else:
-            kept.add(delta)
-
     def _collect(self, choice: Choice, delta: Delta) -> None:
-        one = self._collected[choice.index]
-        one.texts.append(delta.text)
-        one.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            one.logprobs.append(delta.logprobs)
-        if one.parsed is None:
-            one.parsed = delta.parsed
-        elif delta.parsed is not None:
-            one.parsed.add(delta.parsed)
+        self._collected[choice.index].add(delta)
         if delta.end is not None:
-            one.end = delta.end
             self._count_end(choice, delta.end)
 
     def _count_end(self, choice: Choice, end: End) -> None:

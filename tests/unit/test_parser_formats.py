@@ -30,7 +30,7 @@ from support.formats import (
     write_gpt_oss_model,
     write_harmony_vocabulary,
 )
-from tokenwire.frontend.message import MessagePart
+from tokenwire.frontend.message import MessagePart, merged
 from tokenwire.frontend.model import load_model
 from tokenwire.frontend.parsers import (
     ParserChoice,
@@ -97,14 +97,14 @@ def run(
     fold: ParsingFold, batches: list[list[int]], *, stopped: bool = True
 ) -> MessagePart:
     """Return the message of *batches*; each is one delivery of a worker."""
-    message = MessagePart()
+    parts: list[MessagePart] = []
     for number, batch in enumerate(batches):
         last = number == len(batches) - 1
         fold.feed(batch, stopped=stopped and last)
         if last:
             fold.finish()
-        message.add(fold.take())
-    return message
+        parts.append(fold.take())
+    return merged(parts)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_no_cut_of_the_tokens_changes_a_message(
         single.feed([token_id], stopped=number == len(ids) - 1)
         steps.append(single.take())
     single.finish()
-    steps[-1].add(single.take())
+    steps[-1] = merged([steps[-1], single.take()])
 
     chance = random.Random(form.name + case.name)  # noqa: S311 - a seed, no secret
     cuts = [[at] for at in range(len(ids))]
@@ -219,9 +219,7 @@ def test_no_cut_of_the_tokens_changes_a_message(
             fold.feed(ids[start:end], stopped=end == len(ids))
             if end == len(ids):
                 fold.finish()
-            expected = MessagePart()
-            for step in steps[start:end]:
-                expected.add(step)
+            expected = merged(steps[start:end])
             assert fold.take() == expected, f"cut at {places}"
 
 
