@@ -181,6 +181,10 @@ async def _exact(
     """Return the prompt that starts with the given ids."""
     model = renderer.model
     kept = await model.checked_ids(given.token_ids, given.field)
+    last = len(renderer.messages) - 1
+    if renderer.fields.continue_final_message and given.message == last:
+        # The message goes on where its ids end: nothing of the template follows.
+        return Prompt(kept, prefix=Prefix(len(kept), kept != token_ids))
     is_long = is_long_conversation(renderer.messages)
 
     def second_rendering() -> str:

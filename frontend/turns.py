@@ -11,6 +11,9 @@ A template closes the message in its own way, often with text behind that token 
 of the whole conversation from the closing token of that message on: without the token
 if the given ids have an end of their own, with it if they were cut off (``length``, a
 stop string). The prompt starts with the given ids to the token in either case.
+
+Where the message of the given ids is the last, and to be continued, nothing follows:
+the prompt is these ids.
 """
 
 from __future__ import annotations

@@ -97,6 +97,41 @@ async def test_the_prompt_starts_with_the_exact_ids(served: Stack, place: str) -
     assert reply.json["nvext"]["prefix"] == {"kept": len(exact), "drifted": True}
 
 
+@pytest.mark.parametrize("place", ["root", "messages"])
+async def test_a_turn_that_was_cut_off_goes_on_from_its_ids(
+    served: Stack, place: str
+) -> None:
+    """Continued, the prompt is the ids: the rest is what the model would have said."""
+    options: dict[str, Any] = {"temperature": 0, **IDS}
+    prompt, whole = ids_of(await turn(served, FIRST, max_tokens=20, **options))
+    begun = await turn(served, FIRST, max_tokens=8, **options)
+    said = begun.json["choices"][0]["message"]
+    exact = [*prompt, *whole[:8]]
+    if place == "messages":
+        said |= {"prompt_token_ids": prompt, "generation_token_ids": whole[:8]}
+    else:
+        options["required_prefix_token_ids"] = exact
+
+    reply = await turn(
+        served, [*FIRST, said], max_tokens=12, continue_final_message=True, **options
+    )
+
+    assert ids_of(reply) == (exact, whole[8:])
+    assert reply.json["nvext"]["prefix"]["kept"] == len(exact)
+
+
+async def test_ids_before_a_continued_message_are_kept(served: Stack) -> None:
+    """The template's rest follows them, to the end of the last message."""
+    exact, messages = await second_turn(served)
+    messages = [*carried(exact, messages), {"role": "assistant", "content": "hello"}]
+    reply = await turn(served, messages, continue_final_message=True, **IDS)
+
+    prompt, _ = ids_of(reply)
+    rest = served.model.decode(prompt[len(exact) :], skip_special_tokens=False)
+    assert prompt[: len(exact)] == exact
+    assert rest.endswith("and then?<|im_end|>\n<|im_start|>assistant\nhello")
+
+
 async def test_without_the_ids_the_tokens_drift(served: Stack) -> None:
     """The negative control of the test above: the text alone gives other ids."""
     exact, messages = await second_turn(served)
@@ -193,10 +228,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "half": ({"messages": [*FIRST, {**A, "prompt_token_ids": [5]}, NEXT]}, "messages[1].generation_token_ids"),
     "on a user": ({"messages": [{**FIRST[0], "prompt_token_ids": [5]}]}, "messages[0].prompt_token_ids"),
-    "open end": (
-        {"messages": [*FIRST, A], "continue_final_message": True, "required_prefix_token_ids": [5]},
-        "messages[1]",
-    ),
     "cut": ({"required_prefix_token_ids": [5] * 9, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     "salt": ({"cache_salt": ""}, "cache_salt"),
     "long salt": ({"nvext": {"cache_salt": "x" * 1025}}, "cache_salt"),
