@@ -79,11 +79,8 @@ class ParsingFold(Fold):
 
     @property
     def called_tools(self) -> bool:
-        """Whether the finish reason is ``tool_calls`` if the output stops here.
-
-        A stop string ends an output wherever it stands, within a call too.
-        """
-        return self.matched is None and self._parser.called_tools
+        """Whether the finish reason is ``tool_calls`` if the output stops here."""
+        return self._parser.called_tools
 
     @property
     def num_reasoning_tokens(self) -> int:

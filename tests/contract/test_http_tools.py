@@ -281,7 +281,7 @@ CUT = replace(
         ("begun", None, '{"city": "Par', "stop"),
         ("second", None, '{"city": "Z', "stop"),
         ("whole", ["ris"], '{"city": "Pa', "stop"),
-        ("whole", ["\n</tool_call>"], '{"city": "Paris"}', "stop"),
+        ("whole", ["\n</tool_call>"], '{"city": "Paris"}', "tool_calls"),
         ("whole", ["London"], '{"city": "Paris"}', "tool_calls"),
         ("empty", None, "{}", "tool_calls"),
     ],
