@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from dataclasses import dataclass, replace
@@ -11,8 +10,9 @@ import msgspec
 
 from tokenwire.protocol.messages import Sampling
 
-from .bounds import MAX_CHOICES, MAX_SALT_CHARS, REQUEST_ID_FORM, within
-from .errors import ApiError, bad_request, unavailable
+from .bounds import within
+from .checks import check_cache_salt, check_common, refuse_chats_own
+from .errors import bad_request, unavailable
 from .fold import Fold
 from .frame import Frame, Shape
 from .job import Job, Reasoning
@@ -42,18 +42,7 @@ from .stop import StopStrings
 from .tokenizer import TextModel
 from .turns import given_by_messages, given_by_request
 
-__all__ = [
-    "Call",
-    "chat_call",
-    "check_cache_salt",
-    "check_common",
-    "check_model",
-    "check_request_id",
-    "completion_call",
-    "numbered",
-]
-
-_REQUEST_ID_FORM = re.compile(REQUEST_ID_FORM)
+__all__ = ["Call", "chat_call", "completion_call", "numbered"]
 
 
 @dataclass(slots=True)
@@ -107,18 +96,6 @@ async def chat_call(
     )
 
 
-def _refuse_chats_own(nvext: Nvext | None) -> None:
-    """Refuse what of ``nvext`` makes sense on chat alone.
-
-    Raises:
-        ApiError: 400, by its name.
-    """
-    for name in ("token_data", "required_prefix_token_ids"):
-        if nvext is not None and getattr(nvext, name) is not None:
-            msg = f"nvext.{name} belongs to chat: here prompt takes token ids"
-            raise bad_request(msg, f"nvext.{name}")
-
-
 async def completion_call(
     parsed: Parsed[CompletionRequest], model: TextModel, pool: Pool, policy: Policy
 ) -> Call:
@@ -129,7 +106,7 @@ async def completion_call(
     """
     request = parsed.request
     prompts = separate_prompts(request.prompt)
-    _refuse_chats_own(request.nvext)
+    refuse_chats_own(request.nvext)
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=len(prompts))
     if request.best_of is not None and request.best_of != (request.n or 1):
@@ -182,28 +159,6 @@ async def completion_call(
     )
 
 
-def check_model(name: str | None, pool: Pool) -> None:
-    """Refuse the name of another model.
-
-    Raises:
-        ApiError: 404.
-    """
-    if name is not None and name != pool.model:
-        msg = f"The model {name!r:.200} does not exist; {pool.model!r} does"
-        raise ApiError(404, msg, param="model", code="model_not_found")
-
-
-def check_request_id(value: str, param: str) -> None:
-    """Refuse a client's request id that is not safe to repeat in a header.
-
-    Raises:
-        ApiError: 400 with *param*.
-    """
-    if _REQUEST_ID_FORM.fullmatch(value) is None:
-        msg = f"{param} must match {_REQUEST_ID_FORM.pattern}"
-        raise bad_request(msg, param)
-
-
 async def _chat_prompt(
     request: ChatRequest, model: TextModel, policy: Policy
 ) -> Prompt:
@@ -232,42 +187,6 @@ async def _chat_prompt(
         given=given,
     )
     return replace(prompt, echo=echo)
-
-
-def check_common(
-    request: CommonRequest, selection: Selection, pool: Pool, *, num_prompts: int
-) -> None:
-    """Check what needs no tokens."""
-    check_model(request.model, pool)
-    if request.request_id is not None:
-        check_request_id(request.request_id, "request_id")
-    n = within("n", 1 if request.n is None else request.n)
-    if selection.completion_token_ids:
-        only = f"nvext.extra_fields={[SELECTOR]} needs exactly one choice"
-        if n != 1:
-            msg = f"{only}: n must be 1, not {n}"
-            raise bad_request(msg, "n")
-        if num_prompts != 1:
-            msg = f"{only}: one prompt, not {num_prompts}"
-            raise bad_request(msg, "prompt")
-    elif n * num_prompts != 1 and selection.any:
-        msg = "nvext.extra_fields needs exactly one choice: n=1 and one prompt"
-        raise bad_request(msg, "n" if n != 1 else "prompt")
-    if n * num_prompts > MAX_CHOICES:
-        msg = f"{n * num_prompts} choices were asked for, the limit is {MAX_CHOICES}"
-        raise bad_request(msg, "n")
-    within("priority", request.priority or 0)
-    if request.stream_options is not None and not request.stream:
-        msg = "stream_options needs stream: true"
-        raise bad_request(msg, "stream_options")
-    if request.prompt_logprobs is not None:
-        within("prompt_logprobs", request.prompt_logprobs)
-        if request.stream and not selection.prompt_logprobs:
-            msg = (
-                "prompt_logprobs are available when stream=true only with "
-                "nvext.extra_fields=['prompt_logprobs']"
-            )
-            raise bad_request(msg, "prompt_logprobs")
 
 
 def _call(
@@ -386,17 +305,6 @@ def _cache_salt(request: CommonRequest) -> str | None:
     salt = root_or_nvext(request.cache_salt, nvext.cache_salt, "cache_salt")
     check_cache_salt(salt)
     return salt
-
-
-def check_cache_salt(salt: str | None) -> None:
-    """Refuse a salt that vLLM refuses.
-
-    Raises:
-        ApiError: 400.
-    """
-    if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARS:
-        msg = f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, not {len(salt)}"
-        raise bad_request(msg, "cache_salt")
 
 
 def numbered(sampling: Sampling, number: int) -> Sampling:

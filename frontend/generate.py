@@ -15,7 +15,8 @@ import msgspec
 from tokenwire.protocol.messages import Sampling
 
 from .bounds import within
-from .calls import Call, check_cache_salt, check_common, numbered
+from .calls import Call, numbered
+from .checks import check_cache_salt, check_common
 from .errors import ApiError, bad_request, unavailable
 from .fold import Fold
 from .generate_shape import GenerateFrame, GenerateShape, NoText

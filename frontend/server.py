@@ -17,7 +17,8 @@ from aiohttp import web
 from tokenwire.protocol.messages import Role
 
 from .body import decode_object
-from .calls import Call, chat_call, check_request_id, completion_call
+from .calls import Call, chat_call, completion_call
+from .checks import check_request_id
 from .config import Config
 from .errors import ApiError, bad_request, overloaded, unavailable
 from .gauges import watch_workers

@@ -13,7 +13,8 @@ import msgspec
 from tokenwire.protocol.messages import Sampling
 
 from .body import decode_object
-from .calls import Call, chat_call, check_model, completion_call
+from .calls import Call, chat_call, completion_call
+from .checks import check_model
 from .errors import bad_request, unavailable
 from .policy import Policy
 from .pool import Pool
