@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from support.stack import Stack, stack
 from tokenwire.frontend.schema import ChatRequest, CompletionRequest
 from tokenwire.frontend.unsupported import UNSUPPORTED
-from tokenwire.protocol.messages import Role
 
 IDS: dict[str, Any] = {"return_token_ids": True}
-TOPOLOGIES = {"aggregated": (Role.AGGREGATED,), "pair": (Role.PREFILL, Role.DECODE)}
 PROMPT = [70, 71, 72, 73]
-
-
-@pytest_asyncio.fixture(params=TOPOLOGIES)
-async def served(
-    request: pytest.FixtureRequest, tiny_model: Path
-) -> AsyncIterator[Stack]:
-    """A stack of each topology."""
-    async with stack(tiny_model, TOPOLOGIES[request.param]) as running:
-        yield running
-        await running.idle()
 
 
 def selected(*fields: str) -> dict[str, Any]:

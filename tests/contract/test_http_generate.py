@@ -36,16 +36,6 @@ CHUNK_KEYS = {"request_id", "usage", "output_mode", "choices"}
 ENTRY_KEYS = {"token", "token_id", "logprob", "rank"}
 
 
-@pytest_asyncio.fixture(params=TOPOLOGIES)
-async def served(
-    request: pytest.FixtureRequest, tiny_model: Path
-) -> AsyncIterator[Stack]:
-    """A stack of each topology."""
-    async with stack(tiny_model, TOPOLOGIES[request.param]) as running:
-        yield running
-        await running.idle()
-
-
 @pytest_asyncio.fixture
 async def pair(tiny_model: Path) -> AsyncIterator[Stack]:
     """A prefill and a decode worker."""

@@ -5,32 +5,16 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from support.stack import Stack, eventually, stack
 from tokenwire.frontend.sse import EventStream
-from tokenwire.protocol.messages import Role
 
-TOPOLOGIES = {"aggregated": (Role.AGGREGATED,), "pair": (Role.PREFILL, Role.DECODE)}
 IDS: dict[str, Any] = {"return_token_ids": True}
-
-
-@pytest_asyncio.fixture(params=TOPOLOGIES)
-async def served(
-    request: pytest.FixtureRequest, tiny_model: Path
-) -> AsyncIterator[Stack]:
-    """A stack of each topology; nothing may be left in it."""
-    async with stack(tiny_model, TOPOLOGIES[request.param]) as running:
-        yield running
-        await running.idle()
-        links = list(running.pool.links)
-        await eventually(lambda: not any(link.num_open for link in links), "no leg")
 
 
 def request_bytes(body: bytes, version: str, *headers: str) -> bytes:
