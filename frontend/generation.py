@@ -228,7 +228,7 @@ class Generation:
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, end.error)
 
     def leg_failed(self, leg: legs.Leg, kind: ErrorKind, text: str) -> None:
-        """Try another worker if nothing was sent yet, else end with an error."""
+        """Go on at another worker where that may be, else end with an error."""
         self._leg = None
         if self._prefill_end is not None and not self._decoding:
             # The decode worker may not have read the KV; a second release is harmless.
@@ -266,9 +266,8 @@ class Generation:
             self.start()
         except ApiError as error:
             if kind is ErrorKind.BUSY:
-                self._fail(
-                    kind, text
-                )  # all are: waiting in yet another place is no help
+                # All are: waiting in yet another place is no help.
+                self._fail(kind, text)
             elif error.status == UNAVAILABLE:
                 self._wait(kind, f"{text}; then {error.message}")
             else:

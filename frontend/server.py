@@ -16,7 +16,6 @@ from aiohttp import web
 
 from tokenwire.protocol.messages import Role
 
-from .body import decode_object
 from .calls import Call, chat_call, completion_call
 from .checks import check_request_id
 from .config import Config
@@ -28,13 +27,10 @@ from .openapi import openapi_document
 from .parsers import Parsers
 from .policy import Policy
 from .pool import Pool
+from .reading import parsed_body, typed_body
 from .schema import (
     ChatRequest,
     CompletionRequest,
-    Parsed,
-    R,
-    parse_body,
-    typed,
 )
 from .session import Session
 from .tokenizer import TextModel
@@ -144,31 +140,18 @@ class Server:
         return await self._generate(request, self._completion_call)
 
     async def _chat_call(self, body: bytes) -> Call:
-        parsed = await self._parsed(body, ChatRequest)
+        parsed = await parsed_body(body, ChatRequest, self._model, self._policy)
         return await chat_call(parsed, self._model, self._pool, self._policy)
 
     async def _completion_call(self, body: bytes) -> Call:
-        parsed = await self._parsed(body, CompletionRequest)
+        parsed = await parsed_body(body, CompletionRequest, self._model, self._policy)
         return await completion_call(parsed, self._model, self._pool, self._policy)
-
-    async def _parsed(self, body: bytes, kind: type[R]) -> Parsed[R]:
-        """Return the request in a body; long ones do not hold the event loop."""
-        ignore_unknown = self._policy.ignore_unknown_fields
-        return await self._model.threads.of_body(
-            body, lambda: parse_body(body, kind, ignore_unknown=ignore_unknown)
-        )
 
     async def _tokens_out(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, self._tokens_call)
 
     async def _tokens_call(self, body: bytes) -> Call:
-        ignore_unknown = self._policy.ignore_unknown_fields
-        parsed = await self._model.threads.of_body(
-            body,
-            lambda: typed(
-                decode_object(body), GenerateRequest, ignore_unknown=ignore_unknown
-            ),
-        )
+        parsed = await typed_body(body, GenerateRequest, self._model, self._policy)
         return await generate_call(parsed, self._model, self._pool)
 
     async def _generate(

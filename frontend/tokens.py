@@ -19,12 +19,12 @@ from .errors import bad_request, unavailable
 from .policy import Policy
 from .pool import Pool
 from .prompts import chat_prompt
+from .reading import parsed_body, typed_body
 from .sampling import stop_strings
 from .schema import (
     ChatRequest,
     CommonRequest,
     CompletionRequest,
-    parse_body,
     typed,
 )
 from .tokenizer import TextModel
@@ -120,12 +120,7 @@ async def detokenize(
     Raises:
         ApiError: Whatever is wrong with the body.
     """
-    request = await model.threads.of_body(
-        body,
-        lambda: typed(
-            decode_object(body), Detokenize, ignore_unknown=policy.ignore_unknown_fields
-        ),
-    )
+    request = await typed_body(body, Detokenize, model, policy)
     check_model(request.model, pool)
     token_ids = await model.checked_ids(request.tokens, "tokens", empty=True)
     return msgspec.json.encode({"prompt": await model.decode_any(token_ids)})
@@ -139,12 +134,7 @@ async def render_chat(
     Raises:
         ApiError: What the chat route itself would refuse.
     """
-    parsed = await model.threads.of_body(
-        body,
-        lambda: parse_body(
-            body, ChatRequest, ignore_unknown=policy.ignore_unknown_fields
-        ),
-    )
+    parsed = await parsed_body(body, ChatRequest, model, policy)
     call = await chat_call(parsed, model, pool, policy)
     [rendered] = _rendered(call, parsed.request)
     return msgspec.json.encode(rendered)
@@ -158,12 +148,7 @@ async def render_completion(
     Raises:
         ApiError: What the completions route itself would refuse.
     """
-    parsed = await model.threads.of_body(
-        body,
-        lambda: parse_body(
-            body, CompletionRequest, ignore_unknown=policy.ignore_unknown_fields
-        ),
-    )
+    parsed = await parsed_body(body, CompletionRequest, model, policy)
     if parsed.request.echo:
         msg = "echo has no place in a rendered request"
         raise bad_request(msg, "echo")

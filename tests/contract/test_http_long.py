@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from support.stack import Stack, eventually, stack
 from support.tiny_model import write_tiny_model
-from tokenwire.frontend import prompts, server as server_module
+from tokenwire.frontend import prompts, reading
 from tokenwire.frontend.threads import (
     LONG_BODY_BYTES,
     LONG_CHARS,
@@ -185,7 +185,7 @@ async def test_every_long_step_is_beside_the_loop(
         return run
 
     for owner, name in (
-        (server_module, "parse_body"),
+        (reading, "parse_body"),
         (prompts, "_message"),
         (TextModel, "_encode"),
         (TextModel, "_checked_ids"),
