@@ -18,7 +18,6 @@ a stop token ends the request at the prefill worker.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import time
@@ -38,12 +37,14 @@ from tokenwire.protocol.messages import (
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 
 from . import legs
-from .continuation import can_continue, drifts, prompt_rows, rest
+from .continuation import can_continue, drifts, rest
 from .errors import ApiError, from_worker
 from .job import End, Job, Sink
 from .link import Link
 from .metrics import Metrics
+from .patience import Patience
 from .pool import Pool, Route
+from .record import Record
 
 __all__ = ["Generation"]
 
@@ -74,22 +75,16 @@ class Generation:
         self._sink: Sink | None = sink
         self._pool = pool
         self._metrics = metrics
+        self._record = Record(job)
+        self._patience = Patience(pool, self._worker_is_there, self._gave_up)
+        self._failure = (ErrorKind.ENGINE, "")  # why it waits
         self._failures = 0  # without a token since
+        self._excluded: frozenset[Link] = frozenset()
         self._output = bytearray()  # (num_tokens,) packed, for another worker
         self._paused_at: float | None = None  # when a worker failed under the output
-        self._give_up: asyncio.TimerHandle | None = None  # while waiting for a worker
-        self._failure = (ErrorKind.ENGINE, "")  # why it waits
         self._leg: legs.Leg | None = None
-        self._route: Route | None = None
-        self._excluded: frozenset[Link] = frozenset()
-        self._prefill_end: Finished | None = None
-        self._origin: Finished | None = None  # of the prompt alone, once it is computed
-        self._moved = False  # the output has gone on at another worker
         self._decoding = False  # this leg has brought a token of the output
-        self._started_at = time.monotonic()
-        self._handover_at = 0.0
-        self._first_token_at: float | None = None
-        self._stopped = False
+        self._stopped = False  # at a stop string; the worker's end is awaited
 
     @property
     def num_tokens(self) -> int:
@@ -105,7 +100,7 @@ class Generation:
         while True:
             self.attempt += 1
             route = self._pool.route(self._excluded)
-            self._prefill_end = None
+            self._record.prefill_end = None
             leg: legs.Leg
             prefill = route.prefill
             if prefill is None:
@@ -116,7 +111,7 @@ class Generation:
                 leg, kind = legs.OutputLeg(self, prefill), Leg.FULL
             else:
                 leg, kind = legs.PrefillLeg(self, prefill), Leg.PREFILL
-            self._route = route
+            self._record.route = route
             try:
                 self._submit(leg, kind)
             except ConnectionError as error:
@@ -130,7 +125,7 @@ class Generation:
         if self._sink is None:
             return
         self._sink = None
-        self._stop_waiting()
+        self._patience.end()
         self._metrics.cancelled()
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
@@ -142,11 +137,11 @@ class Generation:
         """
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
-            if self._prefill_end is None:
+            if self._record.prefill_end is None:
                 self._stopped = True
                 return None
         self._sink = None
-        return self._good_end(None)
+        return self._record.good_end(None)
 
     def prefilled(self, leg: legs.Leg, first: Tokens | None, end: Finished) -> None:
         """Go on after the prefill leg: hand over, or end with its token."""
@@ -160,20 +155,15 @@ class Generation:
             text = end.error or f"worker {leg.link.worker_id} aborted the request"
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, text)
             return
-        self._prefill_end = end
-        if not self._output:
-            self._origin = end
-        self._handover_at = time.monotonic()
+        self._record.prefilled(end, is_prompt_alone=not self._output)
         token_ids = unpack_ids(first.token_ids) if first is not None else []
         if token_ids and self._job.repeatable and end.reason is FinishReason.STOP:
             self._release(leg, end)
             self._sink = None
-            if self._first_token_at is None:
-                self._first_token_at = self._handover_at
             self._output += first.token_ids if first is not None else b""
-            self._first_of_leg()
+            self._first_of_leg(handed_over=False)
             logprobs = first.logprobs if first is not None else None
-            sink.tokens(token_ids, logprobs, self._good_end(end))
+            sink.tokens(token_ids, logprobs, self._record.good_end(end))
             return
         if end.handover is None:
             self.leg_failed(
@@ -185,27 +175,30 @@ class Generation:
         link = self._pool.decode_for(leg.link, self._excluded)
         if link is None:
             self._release(leg, end)
-            self._prefill_end = None
+            self._record.prefill_end = None
             self.leg_failed(leg, ErrorKind.DRAINING, "no decode worker is left")
             return
-        self._route = Route(link, leg.link)
+        self._record.route = Route(link, leg.link)
         decode = legs.OutputLeg(self, link)
         try:
             self._submit(decode, Leg.DECODE, end.handover)
         except ConnectionError as error:
             self._release(leg, end)
             self.leg_failed(decode, ErrorKind.ENGINE, str(error))
+        except ApiError as error:  # the hand-over made the message too large
+            self._release(leg, end)
+            self._fail(ErrorKind.INVALID, error.message)
 
     def output(self, leg: legs.Leg, item: Tokens, end: Finished | None) -> None:
         """Pass tokens of the output on."""
         token_ids = unpack_ids(item.token_ids)
         self._output += item.token_ids
         if not self._decoding:
-            self._first_of_leg()
+            self._first_of_leg(handed_over=self._record.prefill_end is not None)
         sink = None if self._stopped else self._sink
         if sink is not None and end is not None and end.reason in _GOOD_ENDS:
             self._leg = self._sink = None
-            sink.tokens(token_ids, item.logprobs, self._good_end(end))
+            sink.tokens(token_ids, item.logprobs, self._record.good_end(end))
             return
         if sink is not None:
             sink.tokens(token_ids, item.logprobs, None)
@@ -218,7 +211,7 @@ class Generation:
         self._leg = None
         if sink is not None and (self._stopped or end.reason in _GOOD_ENDS):
             self._sink = None
-            sink.ended(self._good_end(end))
+            sink.ended(self._record.good_end(end))
         elif sink is None and end.reason is not FinishReason.ERROR:
             return
         elif end.reason is FinishReason.ABORT:
@@ -230,15 +223,15 @@ class Generation:
     def leg_failed(self, leg: legs.Leg, kind: ErrorKind, text: str) -> None:
         """Go on at another worker where that may be, else end with an error."""
         self._leg = None
-        if self._prefill_end is not None and not self._decoding:
+        if self._record.prefill_end is not None and not self._decoding:
             # The decode worker may not have read the KV; a second release is harmless.
-            self._release(leg, self._prefill_end)
+            self._release(leg, self._record.prefill_end)
         sink = self._sink
         if sink is None:
             return
         if self._stopped:
             self._sink = None
-            sink.ended(self._good_end(None))
+            sink.ended(self._record.good_end(None))
             return
         self._metrics.leg_failed(kind)
         self._failures += 1
@@ -247,8 +240,9 @@ class Generation:
             if not obstacle:
                 _log.warning("request %s: goes on elsewhere: %s", self.request_id, text)
                 failed = leg.link
-                if kind is ErrorKind.HANDOVER and self._route and self._route.prefill:
-                    failed = self._route.prefill  # the decode worker can still prefill
+                route = self._record.route
+                if kind is ErrorKind.HANDOVER and route and route.prefill:
+                    failed = route.prefill  # the decode worker can still prefill
                 self._excluded |= {failed}
                 if self.num_tokens and self._paused_at is None:
                     self._paused_at = time.monotonic()
@@ -269,22 +263,15 @@ class Generation:
                 # All are: waiting in yet another place is no help.
                 self._fail(kind, text)
             elif error.status == UNAVAILABLE:
-                self._wait(kind, f"{text}; then {error.message}")
+                self._failure = kind, f"{text}; then {error.message}"
+                self._patience.wait()
             else:
                 self._fail(kind, f"{text}; then {error.message}")
             return
-        self._stop_waiting()
+        self._patience.end()
         if self._paused_at is not None:
-            self._moved = True
+            self._record.moved = True
             self._metrics.migrated(kind, exact=not drifts(self._job.sampling))
-
-    def _wait(self, kind: ErrorKind, text: str) -> None:
-        """Wait for a worker, or for the bound on that."""
-        self._failure = kind, text
-        if self._give_up is None:
-            loop = asyncio.get_running_loop()
-            self._give_up = loop.call_later(self._pool.wait_s, self._gave_up)
-        self._pool.wait(self._worker_is_there)
 
     def _worker_is_there(self) -> None:
         """Go on after a wait, also at a worker that failed before: it has come back."""
@@ -294,21 +281,15 @@ class Generation:
     def _gave_up(self) -> None:
         self._fail(*self._failure)
 
-    def _stop_waiting(self) -> None:
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
-            self._pool.forget(self._worker_is_there)
-
     def _fail(self, kind: ErrorKind, text: str) -> None:
         """End with an error."""
-        self._stop_waiting()
+        self._patience.end()
         sink, self._sink = self._sink, None
         if sink is None:
             return
         if kind is not ErrorKind.INVALID:
             _log.error("request %s failed: %s", self.request_id, text)
-        end = self._end(FinishReason.ERROR)
+        end = self._record.end(FinishReason.ERROR)
         end.error = from_worker(kind, text)
         sink.ended(end)
 
@@ -316,21 +297,19 @@ class Generation:
         """End an output whose last token came before its worker was lost."""
         sink, self._sink = self._sink, None
         if sink is not None:
-            end = self._good_end(None)
+            end = self._record.good_end(None)
             end.reason = FinishReason.LENGTH
             sink.ended(end)
 
-    def _first_of_leg(self) -> None:
+    def _first_of_leg(self, *, handed_over: bool) -> None:
         """Take note that a leg has brought a token of the output."""
         self._decoding = True
         self._failures = 0
-        now = time.monotonic()
-        if self._first_token_at is None:
-            self._first_token_at = now
-            if self._prefill_end is not None:
-                self._metrics.handed_over(now - self._handover_at)
+        handover_s = self._record.first_token(handed_over=handed_over)
+        if handover_s is not None:
+            self._metrics.handed_over(handover_s)
         if self._paused_at is not None:
-            self._metrics.migration_pause.observe(now - self._paused_at)
+            self._metrics.migration_pause.observe(time.monotonic() - self._paused_at)
             self._paused_at = None
 
     def _submit(
@@ -368,43 +347,3 @@ class Generation:
         if end.handover is not None:
             self._metrics.released()
             self._pool.release_kv(leg.request_id, end.handover)
-
-    def _good_end(self, finished: Finished | None) -> End:
-        """Return the end of an output that a worker, or a stop string, completed."""
-        prefill = self._prefill_end
-        # Of the prompt: who computed it first. What goes on elsewhere is computed again,
-        # and finds the request's own blocks in a cache.
-        source = self._origin or finished
-        end = self._end(finished.reason if finished is not None else FinishReason.STOP)
-        if finished is not None:
-            end.stop_reason = finished.stop_reason
-            end.kv_transfer_params = finished.kv_transfer_params
-        if source is not None:
-            num_prompt_tokens = len(self._job.prompt_token_ids)
-            # Where one worker did both and is lost, what it had cached is lost with it.
-            is_known = self._origin is not None or not self._moved
-            end.num_cached_tokens = source.num_cached_tokens if is_known else 0
-            end.prompt_logprobs = prompt_rows(source.prompt_logprobs, num_prompt_tokens)
-            end.timing["queue_ms"] = 1e3 * source.queue_s
-            end.timing["prefill_ms"] = 1e3 * source.prefill_s
-            if source.prompt_token_ids is not None:
-                end.prompt_token_ids = unpack_ids(source.prompt_token_ids)
-        if end.prompt_token_ids is None and self._job.echo_prompt:
-            end.prompt_token_ids = self._job.prompt_token_ids  # no worker said it
-        if prefill is not None and end.kv_transfer_params is None:
-            end.kv_transfer_params = prefill.kv_transfer_params
-        return end
-
-    def _end(self, reason: FinishReason) -> End:
-        now = time.monotonic()
-        end = End(reason, num_prompt_tokens=len(self._job.prompt_token_ids))
-        end.timing["total_ms"] = 1e3 * (now - self._started_at)
-        if self._first_token_at is not None:
-            end.timing["ttft_ms"] = 1e3 * (self._first_token_at - self._started_at)
-        if self._route is not None:
-            if self._route.prefill is not None:
-                end.worker_ids["prefill_worker_id"] = self._route.prefill.worker_id
-            decode = self._route.decode
-            end.worker_ids["decode_worker_id"] = decode.worker_id
-            end.weight_version = decode.weight_version
-        return end

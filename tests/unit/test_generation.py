@@ -17,6 +17,7 @@ from tokenwire.frontend.link import Link
 from tokenwire.frontend.metrics import Metrics
 from tokenwire.frontend.pool import Pool, Route
 from tokenwire.frontend.reply import Reply
+from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
     ErrorKind,
     Finished,
@@ -254,6 +255,23 @@ def test_a_refusal_that_crosses_the_cancel_frees_the_kv(kind: ErrorKind) -> None
 
 
 # --- going on elsewhere --------------------------------------------------------------
+
+
+def test_a_hand_over_that_makes_the_message_too_large_ends_the_request() -> None:
+    """One clear error, and the KV is freed: nothing is raised into the link."""
+    run = begin(disaggregated=True)
+
+    def too_large(message: Submit, reply: Reply) -> None:
+        del message, reply
+        raise MessageTooLarge("a message of 9 bytes is above the limit of 8")
+
+    run.decode.submit = too_large  # type: ignore[method-assign]
+    run.handed_over()
+    [end] = run.sink.ends
+    assert end.error is not None
+    assert end.error.status == 400
+    assert "above the limit" in end.error.message
+    assert run.pool.released == [KV]
 
 
 def test_an_output_goes_on_at_another_worker() -> None:

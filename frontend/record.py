@@ -1,0 +1,102 @@
+"""What is known of a sequence when it ends: where it ran, when, and what it cost."""
+
+from __future__ import annotations
+
+import time
+
+from tokenwire.protocol.messages import Finished, FinishReason
+from tokenwire.protocol.tokens import unpack_ids
+
+from .continuation import prompt_rows
+from .job import End, Job
+from .pool import Route
+
+__all__ = ["Record"]
+
+
+class Record:
+    """The history of one sequence, over all its legs.
+
+    The prompt's part of an end comes from whoever computed the prompt alone. What goes
+    on elsewhere computes it again, and finds the request's own blocks in a cache.
+    """
+
+    __slots__ = (
+        "_first_token_at",
+        "_handover_at",
+        "_job",
+        "_origin",
+        "_started_at",
+        "moved",
+        "prefill_end",
+        "route",
+    )
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._origin: Finished | None = None  # of the prompt alone
+        self._started_at = time.monotonic()
+        self._handover_at = 0.0
+        self._first_token_at: float | None = None
+        self.route: Route | None = None  # of the newest legs
+        self.prefill_end: Finished | None = None  # whose KV the decode leg reads
+        self.moved = False  # the output has gone on at another worker
+
+    def prefilled(self, end: Finished, *, is_prompt_alone: bool) -> None:
+        """Take note that a prefill leg has ended well."""
+        self.prefill_end = end
+        self._handover_at = time.monotonic()
+        if is_prompt_alone:
+            self._origin = end
+
+    def first_token(self, *, handed_over: bool) -> float | None:
+        """Take note of a leg's first token; return what its hand-over took, in s.
+
+        None: nothing was handed over, or this is not the output's first token.
+        """
+        if self._first_token_at is not None:
+            return None
+        self._first_token_at = time.monotonic()
+        return self._first_token_at - self._handover_at if handed_over else None
+
+    def good_end(self, finished: Finished | None) -> End:
+        """Return the end of an output that a worker, or a stop string, completed.
+
+        Args:
+            finished: What the worker said; None if nobody waited for that.
+        """
+        end = self.end(finished.reason if finished is not None else FinishReason.STOP)
+        if finished is not None:
+            end.stop_reason = finished.stop_reason
+            end.kv_transfer_params = finished.kv_transfer_params
+        source = self._origin or finished
+        if source is not None:
+            num_prompt_tokens = len(self._job.prompt_token_ids)
+            # Where one worker did both and is lost, what it had cached is lost with it.
+            is_known = self._origin is not None or not self.moved
+            end.num_cached_tokens = source.num_cached_tokens if is_known else 0
+            end.prompt_logprobs = prompt_rows(source.prompt_logprobs, num_prompt_tokens)
+            end.timing["queue_ms"] = 1e3 * source.queue_s
+            end.timing["prefill_ms"] = 1e3 * source.prefill_s
+            if source.prompt_token_ids is not None:
+                end.prompt_token_ids = unpack_ids(source.prompt_token_ids)
+        if end.prompt_token_ids is None and self._job.echo_prompt:
+            end.prompt_token_ids = self._job.prompt_token_ids  # no worker said it
+        if self.prefill_end is not None and end.kv_transfer_params is None:
+            end.kv_transfer_params = self.prefill_end.kv_transfer_params
+        return end
+
+    def end(self, reason: FinishReason) -> End:
+        """Return an end with what is known at any time."""
+        now = time.monotonic()
+        end = End(reason, num_prompt_tokens=len(self._job.prompt_token_ids))
+        end.timing["total_ms"] = 1e3 * (now - self._started_at)
+        if self._first_token_at is not None:
+            end.timing["ttft_ms"] = 1e3 * (self._first_token_at - self._started_at)
+        if self.route is not None:
+            if self.route.prefill is not None:
+                end.worker_ids["prefill_worker_id"] = self.route.prefill.worker_id
+            decode = self.route.decode
+            end.worker_ids["decode_worker_id"] = decode.worker_id
+            end.weight_version = decode.weight_version
+        return end
