@@ -50,6 +50,10 @@ TICKS_PER_HEARTBEAT = 4
 ABORT_WAIT_S = 5.0
 """How long an engine may take to end what shutdown has cancelled."""
 
+HELD_KV_WAIT_S = 5.0
+"""How long KV that was handed over may wait to be read: a read takes milliseconds, and
+without it the decode worker has to compute the prompt."""
+
 ENGINE_STOP_S = 15.0
 """How long an engine may take to stop: vLLM waits up to 10 s for its processes."""
 
@@ -230,7 +234,7 @@ class Worker:
         self._say("stopped")
 
     async def _drain(self, service: Service) -> None:
-        """Take nothing new; wait for what runs; then cancel it."""
+        """Take nothing new; wait for what runs; then send it elsewhere."""
         service.drain()
         self._say(f"draining {service.num_requests} requests")
         deadline = time.monotonic() + self._config.shutdown_timeout_s
@@ -239,11 +243,22 @@ class Worker:
                 break
             await self._tick(service)
         if not service.num_requests:
+            await self._let_kv_be_read(service)
             return
-        self._say(f"cancelling {service.num_requests} requests")
-        service.cancel_all()
+        self._say(f"giving up {service.num_requests} requests")
+        service.evict_all()
         deadline = time.monotonic() + ABORT_WAIT_S
         while service.num_requests and time.monotonic() < deadline:
+            await self._tick(service)
+
+    async def _let_kv_be_read(self, service: Service) -> None:
+        """Wait while prompts that were handed over are still held."""
+        deadline = time.monotonic() + HELD_KV_WAIT_S
+        if self._engine.load().kv_usage:
+            self._say("waiting for KV that was handed over to be read")
+        while self._engine.load().kv_usage and time.monotonic() < deadline:
+            if self._num_signals > 1 or service.dead_reason is not None:
+                break
             await self._tick(service)
 
     def _say(self, phase: str) -> None:

@@ -41,6 +41,7 @@ class Request:
         "engine_id",
         "exchange",
         "frontend",
+        "is_evicted",
         "num_queued_tokens",
         "submit",
         "submitted_at",
@@ -54,6 +55,7 @@ class Request:
         self.engine_id = engine_id
         self.submitted_at = now
         self.exchange = Exchange()
+        self.is_evicted = False  # cancelled by the worker, which leaves
         self.num_queued_tokens = self.num_prompt_tokens  # 0 from the first token on
 
     @property
@@ -63,6 +65,8 @@ class Request:
 
     def end(self, end: EngineFinished) -> Finished:
         """Return what the frontend is told of the engine's *end*."""
+        if self.is_evicted and end.reason is FinishReason.ABORT:
+            return self.evicted_end()
         prompt = pack_ids(end.prompt_token_ids) if self.submit.echo_prompt else None
         return Finished(
             request_id=self.submit.request_id,
@@ -92,4 +96,10 @@ class Request:
             num_prompt_tokens=self.num_prompt_tokens,
             error_kind=kind,
             error=error[:MAX_ERROR_CHARS],
+        )
+
+    def evicted_end(self) -> Finished:
+        """Return the end of what the worker did not finish before it left."""
+        return self.made_up_end(
+            FinishReason.ERROR, ErrorKind.DRAINING, "the worker is leaving"
         )

@@ -346,7 +346,8 @@ class Service:
                 break
             logger.error("the engine did not end request %s after abort", engine_id)
             request = self._requests[engine_id]
-            self._answer(request, request.made_up_end(FinishReason.ABORT))
+            end = request.made_up_end(FinishReason.ABORT)
+            self._answer(request, request.evicted_end() if request.is_evicted else end)
         self._metrics.engine_load(
             self._engine.load(), self.num_requests, len(self._frontends)
         )
@@ -371,15 +372,16 @@ class Service:
         for frontend in list(self._frontends.values()):
             self._send(frontend, self._load())
 
-    def cancel_all(self) -> None:
-        """Cancel every open request; each still gets its end."""
+    def evict_all(self) -> None:
+        """Cancel every open request: each ends as ``draining``, and goes on elsewhere."""
         for request in list(self._requests.values()):
+            request.is_evicted = True
             self._cancel(request)
 
     def end_all(self) -> None:
         """End what is open although the engine has not; the worker is leaving."""
         for request in list(self._requests.values()):
-            self._answer(request, request.made_up_end(FinishReason.ABORT))
+            self._answer(request, request.evicted_end())
         self.flush()
 
     def _tell_if_idle(self) -> None:

@@ -28,6 +28,7 @@ from tokenwire.protocol.messages import (
     FinishReason,
     FromWorker,
     Hello,
+    Leg,
     Role,
     Sampling,
     Submit,
@@ -67,13 +68,16 @@ class Process:
 
 @asynccontextmanager
 async def worker(
-    folder: Path, *options: str, engine_args: tuple[str, ...] = ()
+    folder: Path,
+    *options: str,
+    role: Role = Role.AGGREGATED,
+    engine_args: tuple[str, ...] = (),
 ) -> AsyncGenerator[Process]:
     """Run a worker with the simulated engine."""
     announce = folder / "announce.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tokenwire.worker", "--engine", "sim", "--role",
-        "aggregated", "--model", "m", "--announce", str(announce),
+        role.value, "--model", "m", "--announce", str(announce),
         "--worker-id", "w", *options, "--", *engine_args,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": PATHS},
@@ -108,10 +112,11 @@ class Client:
         assert isinstance(card, Card)
         return card
 
-    def submit(self, request_id: str, max_tokens: int) -> None:
+    def submit(self, request_id: str, max_tokens: int, leg: Leg = Leg.FULL) -> None:
         """Submit a request."""
         sampling = Sampling(max_tokens=max_tokens)
-        self._socket.send(encode(Submit(request_id, pack_ids([1, 2, 3]), sampling)))
+        message = Submit(request_id, pack_ids([1, 2, 3]), sampling, leg)
+        self._socket.send(encode(message))
 
     def until_tokens(self) -> None:
         """Wait for tokens."""
@@ -203,7 +208,7 @@ async def test_what_runs_may_end_before_the_exit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("second_signal", [False, True])
-async def test_what_does_not_end_is_cancelled(
+async def test_what_does_not_end_goes_on_elsewhere(
     tmp_path: Path, *, second_signal: bool
 ) -> None:
     """After the bound, or at a second signal; its frontend is told."""
@@ -220,9 +225,25 @@ async def test_what_does_not_end_is_cancelled(
             await running.until_line("draining 1 requests")
             if second_signal:
                 running.process.send_signal(signal.SIGTERM)
-            assert client.end().reason is FinishReason.ABORT
+            assert client.end().error_kind is ErrorKind.DRAINING
             assert await running.exit_code() == 0
             assert time.monotonic() - started < 20
+
+
+async def test_kv_that_was_handed_over_may_be_read_before_the_exit(
+    tmp_path: Path,
+) -> None:
+    """No request runs, but a decode worker has not read yet; a second signal forces."""
+    async with worker(tmp_path, role=Role.PREFILL) as running:
+        await running.until_line("serving")
+        with Client(json.loads(running.announce.read_text())["endpoint"]) as client:
+            client.hello()
+            client.submit("r", 3, Leg.PREFILL)
+            assert client.end().handover is not None
+            running.process.send_signal(signal.SIGTERM)
+            await running.until_line("waiting for KV that was handed over")
+            running.process.send_signal(signal.SIGTERM)
+            assert await running.exit_code() == 0
 
 
 async def test_a_dead_engine_is_exit_code_1(tmp_path: Path) -> None:

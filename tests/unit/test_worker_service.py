@@ -566,16 +566,20 @@ def test_a_draining_worker_says_so_and_takes_nothing_new() -> None:
     assert changes == ["changed"]
 
 
-def test_leaving_cancels_and_in_the_end_makes_the_ends_up() -> None:
-    """No Submit is left without its Finished."""
+def test_leaving_sends_what_runs_elsewhere() -> None:
+    """Every Submit has its Finished, as ``draining``; a good end stays one."""
     desk = Desk(A)
-    names = [desk.submit(n) for n in "12"]
-    desk.service.cancel_all()
+    names = [desk.submit(n) for n in "123"]
+    desk.service.evict_all()
     assert desk.engine.aborted == names
     desk.end(names[0], FinishReason.ABORT)
+    desk.end(names[1], FinishReason.STOP)
     desk.service.end_all()
-    ends = desk.ends()
-    assert [end.reason for end in ends] == [FinishReason.ABORT] * 2
+    assert [(end.reason, end.error_kind) for end in desk.ends()] == [
+        (FinishReason.ERROR, ErrorKind.DRAINING),
+        (FinishReason.STOP, None),
+        (FinishReason.ERROR, ErrorKind.DRAINING),
+    ]
 
 
 def test_latencies_are_observed() -> None:
