@@ -92,6 +92,7 @@ async def serve(
         stall_timeout_s=config.stall_timeout_s,
         first_token_timeout_s=config.first_token_timeout_s,
         wait_s=config.worker_wait_s,
+        remote_prefill=config.remote_prefill,
     )
     server = Server(config, model, pool, metrics, int(time.time()), parsers)
     runner = Runner(

@@ -12,6 +12,7 @@ import msgspec
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S, MAX_MESSAGE_BYTES
 from tokenwire.protocol.settings import SettingsParser, port, seconds, whole_number
 
+from .disaggregation import MAX_QUEUED_TOKENS, MIN_UNCACHED_TOKENS, RemotePrefill
 from .nvext import Placement
 from .parsers import ParserChoice
 from .policy import Policy
@@ -41,6 +42,7 @@ class Config(msgspec.Struct, frozen=True):
     stall_timeout_s: float
     first_token_timeout_s: float
     worker_wait_s: float
+    remote_prefill: RemotePrefill
     shutdown_timeout_s: float
     log_level: str
     policy: Policy
@@ -122,6 +124,88 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         help="a client that reads nothing for so long is dropped (default: %(default)s)",
     )
     add(
+        "--shutdown-timeout-s",
+        type=seconds(),
+        default=30.0,
+        metavar="S",
+        help="how long running requests may go on after SIGTERM (default: %(default)s)",
+    )
+    add(
+        "--token-ids-placement",
+        choices=[placement.value for placement in Placement],
+        default=Placement.AUTO.value,
+        help="where token ids stand beside nvext: auto: in vLLM's places for requests "
+        "with return_token_ids (default: %(default)s)",
+    )
+    add(
+        "--unknown-fields",
+        choices=["reject", "ignore"],
+        default="reject",
+        help="what happens to request fields that nobody knows (default: %(default)s)",
+    )
+    add(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring their own chat_template",
+    )
+    add(
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="(default: %(default)s)",
+    )
+    _add_workers(parser)
+    _add_parsers(parser)
+    given = parser.parse_settings(arguments)
+    sources = [given.worker, given.workers_file, given.workers_dns]
+    if sum(map(bool, sources)) != 1:
+        parser.error("give one of --worker, --workers-file and --workers-dns")
+    if given.enable_auto_tool_choice and not given.tool_call_parser:
+        parser.error("--enable-auto-tool-choice needs --tool-call-parser")
+    return Config(
+        model=given.model,
+        served_model_name=given.served_model_name or given.model,
+        host=given.host,
+        port=given.port,
+        reuse_port=given.reuse_port,
+        workers=tuple(given.worker),
+        workers_file=given.workers_file,
+        workers_dns=given.workers_dns,
+        frontend_id=given.frontend_id
+        or f"frontend-{os.getpid()}-{secrets.token_hex(2)}",
+        max_inflight_requests=given.max_inflight_requests,
+        max_body_bytes=given.max_body_bytes,
+        heartbeat_timeout_s=given.heartbeat_timeout_s,
+        client_read_timeout_s=given.client_read_timeout_s,
+        stall_timeout_s=given.stall_timeout_s,
+        first_token_timeout_s=given.first_token_timeout_s,
+        worker_wait_s=given.worker_wait_s,
+        remote_prefill=RemotePrefill(
+            given.remote_prefill_min_tokens, given.remote_prefill_max_queued_tokens
+        ),
+        client_write_timeout_s=given.client_write_timeout_s,
+        shutdown_timeout_s=given.shutdown_timeout_s,
+        log_level=given.log_level,
+        policy=Policy(
+            placement=Placement(given.token_ids_placement),
+            ignore_unknown_fields=given.unknown_fields == "ignore",
+            trust_chat_template=given.trust_request_chat_template,
+            exclude_tools=given.exclude_tools_when_tool_choice_none,
+        ),
+        parsers=ParserChoice(
+            tool_call_parser=given.tool_call_parser or None,
+            reasoning_parser=given.reasoning_parser or None,
+            tool_parser_plugin=given.tool_parser_plugin,
+            reasoning_parser_plugin=given.reasoning_parser_plugin,
+            tool_strict_level=given.tool_strict_level,
+        ),
+    )
+
+
+def _add_workers(parser: SettingsParser) -> None:
+    """Add the options of failure detection and of the hand-over."""
+    add = parser.add_argument
+    add(
         "--heartbeat-timeout-s",
         type=seconds(),
         default=HEARTBEAT_TIMEOUT_S,
@@ -154,77 +238,20 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         "(default: %(default)s)",
     )
     add(
-        "--shutdown-timeout-s",
-        type=seconds(),
-        default=30.0,
-        metavar="S",
-        help="how long running requests may go on after SIGTERM (default: %(default)s)",
+        "--remote-prefill-min-tokens",
+        type=whole_number(0),
+        default=MIN_UNCACHED_TOKENS,
+        metavar="N",
+        help="a prompt goes to a prefill worker if the decode worker would have to "
+        "compute so many tokens of it; 0: always (default: %(default)s)",
     )
     add(
-        "--token-ids-placement",
-        choices=[placement.value for placement in Placement],
-        default=Placement.AUTO.value,
-        help="where token ids stand beside nvext: auto: in vLLM's places for requests "
-        "with return_token_ids (default: %(default)s)",
-    )
-    add(
-        "--unknown-fields",
-        choices=["reject", "ignore"],
-        default="reject",
-        help="what happens to request fields that nobody knows (default: %(default)s)",
-    )
-    add(
-        "--trust-request-chat-template",
-        action="store_true",
-        help="let requests bring their own chat_template",
-    )
-    add(
-        "--log-level",
-        default="info",
-        choices=["debug", "info", "warning", "error"],
-        help="(default: %(default)s)",
-    )
-    _add_parsers(parser)
-    given = parser.parse_settings(arguments)
-    sources = [given.worker, given.workers_file, given.workers_dns]
-    if sum(map(bool, sources)) != 1:
-        parser.error("give one of --worker, --workers-file and --workers-dns")
-    if given.enable_auto_tool_choice and not given.tool_call_parser:
-        parser.error("--enable-auto-tool-choice needs --tool-call-parser")
-    return Config(
-        model=given.model,
-        served_model_name=given.served_model_name or given.model,
-        host=given.host,
-        port=given.port,
-        reuse_port=given.reuse_port,
-        workers=tuple(given.worker),
-        workers_file=given.workers_file,
-        workers_dns=given.workers_dns,
-        frontend_id=given.frontend_id
-        or f"frontend-{os.getpid()}-{secrets.token_hex(2)}",
-        max_inflight_requests=given.max_inflight_requests,
-        max_body_bytes=given.max_body_bytes,
-        heartbeat_timeout_s=given.heartbeat_timeout_s,
-        client_read_timeout_s=given.client_read_timeout_s,
-        stall_timeout_s=given.stall_timeout_s,
-        first_token_timeout_s=given.first_token_timeout_s,
-        worker_wait_s=given.worker_wait_s,
-        client_write_timeout_s=given.client_write_timeout_s,
-        shutdown_timeout_s=given.shutdown_timeout_s,
-        log_level=given.log_level,
-        policy=Policy(
-            placement=Placement(given.token_ids_placement),
-            ignore_unknown_fields=given.unknown_fields == "ignore",
-            trust_chat_template=given.trust_request_chat_template,
-            exclude_tools=given.exclude_tools_when_tool_choice_none,
-        ),
-        parsers=ParserChoice(
-            tool_call_parser=given.tool_call_parser or None,
-            reasoning_parser=given.reasoning_parser or None,
-            tool_parser_plugin=given.tool_parser_plugin,
-            reasoning_parser_plugin=given.reasoning_parser_plugin,
-            tool_strict_level=given.tool_strict_level,
-        ),
+        "--remote-prefill-max-queued-tokens",
+        type=whole_number(0),
+        default=MAX_QUEUED_TOKENS,
+        metavar="N",
+        help="with more prompt tokens than that waiting at every prefill worker, the "
+        "decode worker computes the prompt (default: %(default)s)",
     )
 
 

@@ -44,6 +44,7 @@ from .link import Link
 from .metrics import Metrics
 from .patience import Patience
 from .pool import Pool, Route
+from .prefixes import Chain
 from .record import Record
 
 __all__ = ["Generation"]
@@ -80,6 +81,7 @@ class Generation:
         self._failure = (ErrorKind.ENGINE, "")  # why it waits
         self._failures = 0  # without a token since
         self._excluded: frozenset[Link] = frozenset()
+        self._chain = Chain(job.cache_salt)
         self._output = bytearray()  # (num_tokens,) packed, for another worker
         self._paused_at: float | None = None  # when a worker failed under the output
         self._leg: legs.Leg | None = None
@@ -99,7 +101,8 @@ class Generation:
         """
         while True:
             self.attempt += 1
-            route = self._pool.route(self._excluded)
+            packed = self._packed()
+            route = self._pool.route(packed, self._chain, self._excluded)
             self._record.prefill_end = None
             leg: legs.Leg
             prefill = route.prefill
@@ -113,11 +116,12 @@ class Generation:
                 leg, kind = legs.PrefillLeg(self, prefill), Leg.PREFILL
             self._record.route = route
             try:
-                self._submit(leg, kind)
+                self._submit(leg, kind, packed)
             except ConnectionError as error:
                 _log.warning("request %s: %s", self.request_id, error)
                 self._excluded |= {leg.link}
                 continue
+            self._metrics.prompt_placed(route.place)
             return
 
     def cancel(self) -> None:
@@ -140,6 +144,7 @@ class Generation:
             if self._record.prefill_end is None:
                 self._stopped = True
                 return None
+            self._remember(self._leg.link)
         self._sink = None
         return self._record.good_end(None)
 
@@ -181,7 +186,7 @@ class Generation:
         self._record.route = Route(link, leg.link)
         decode = legs.OutputLeg(self, link)
         try:
-            self._submit(decode, Leg.DECODE, end.handover)
+            self._submit(decode, Leg.DECODE, self._packed(), end.handover)
         except ConnectionError as error:
             self._release(leg, end)
             self.leg_failed(decode, ErrorKind.ENGINE, str(error))
@@ -198,6 +203,7 @@ class Generation:
         sink = None if self._stopped else self._sink
         if sink is not None and end is not None and end.reason in _GOOD_ENDS:
             self._leg = self._sink = None
+            self._remember(leg.link)
             sink.tokens(token_ids, item.logprobs, self._record.good_end(end))
             return
         if sink is not None:
@@ -211,6 +217,7 @@ class Generation:
         self._leg = None
         if sink is not None and (self._stopped or end.reason in _GOOD_ENDS):
             self._sink = None
+            self._remember(leg.link)
             sink.ended(self._record.good_end(end))
         elif sink is None and end.reason is not FinishReason.ERROR:
             return
@@ -313,7 +320,11 @@ class Generation:
             self._paused_at = None
 
     def _submit(
-        self, leg: legs.Leg, kind: Leg, handover: JsonObject | None = None
+        self,
+        leg: legs.Leg,
+        kind: Leg,
+        packed: bytes,
+        handover: JsonObject | None = None,
     ) -> None:
         job = self._job
         sampling = rest(job.sampling, self.num_tokens)
@@ -324,7 +335,7 @@ class Generation:
             )
         message = Submit(
             leg.request_id,
-            pack_ids(job.prompt_token_ids) + self._output,
+            packed,
             sampling,
             leg=kind,
             handover=handover,
@@ -342,6 +353,16 @@ class Generation:
             raise ApiError(413, str(error), param="prompt") from error
         self._leg = leg
         self._decoding = False
+
+    def _remember(self, link: Link) -> None:
+        """Note that *link*'s worker has the sequence in its cache now."""
+        if self._chain.hashes:  # else routing has no use for it
+            self._chain.extend(self._packed())
+            link.prefixes.add(self._chain)
+
+    def _packed(self) -> bytes:
+        """Return the whole sequence so far, packed."""
+        return pack_ids(self._job.prompt_token_ids) + self._output
 
     def _release(self, leg: legs.Leg, end: Finished) -> None:
         if end.handover is not None:

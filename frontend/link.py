@@ -22,7 +22,6 @@ from tokenwire.protocol.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
-from tokenwire.protocol.exchange import Exchange
 from tokenwire.protocol.limits import (
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_TIMEOUT_S,
@@ -47,6 +46,8 @@ from tokenwire.protocol.messages import (
     Submit,
 )
 
+from .opened import OpenRequests
+from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
 from .reply import Reply
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S, Stall
 
@@ -90,16 +91,6 @@ class LinkState(enum.Enum):
     CLOSED = "closed"
 
 
-class _Open:
-    """An open request: its reply and the order of what it got."""
-
-    __slots__ = ("exchange", "reply")
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.exchange = Exchange()
-
-
 class Link:
     """A connection to one worker; reconnects for ever, and says when it is ready.
 
@@ -131,6 +122,7 @@ class Link:
         self.state = LinkState.CONNECTING
         self.card: Card | None = None
         self.load = Load("")
+        self.prefixes = Prefixes()  # what its engine may have cached
         self.reason = ""  # why it is not ready, for the operator
         self.num_protocol_errors = 0
         self._context = context
@@ -139,7 +131,7 @@ class Link:
         self._on_ready = on_ready
         self._stall = Stall(stall_timeout_s, first_token_timeout_s)
         self._suspect_until = 0.0
-        self._open: dict[str, _Open] = {}
+        self._open = OpenRequests()
         self._loop = asyncio.get_running_loop()
         self._timeout_s = heartbeat_timeout_s
         self._liveness = Liveness(self._loop.time(), timeout_s=heartbeat_timeout_s)
@@ -166,6 +158,14 @@ class Link:
         return len(self._open)
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that wait at a prefill worker, as far as is known.
+
+        The worker's own count includes other frontends' but is up to a second old.
+        """
+        return max(self._open.num_prompt_tokens, self.load.num_waiting_tokens)
+
+    @property
     def usable(self) -> bool:
         """Whether a request may be sent here."""
         return (
@@ -186,14 +186,14 @@ class Link:
             raise ConnectionError(msg)
         if not self._open:
             self._stall.begin(self._loop.time())
-        self._open[message.request_id] = _Open(reply)
+        self._open.add(message, reply)
         try:
             sent = self._send(message)
         except ProtocolError:
-            del self._open[message.request_id]
+            self._open.forget(message.request_id)
             raise
         if not sent:
-            del self._open[message.request_id]
+            self._open.forget(message.request_id)
             msg = f"worker {self.worker_id} does not take messages"
             raise ConnectionError(msg)
 
@@ -230,8 +230,7 @@ class Link:
         """Return for how long open requests got no token, if that is too long."""
         if not self._open or self._stall.silence_s(now, under_way=True) is None:
             return None  # so most of the time, and no request need be looked at
-        under_way = any(one.exchange.num_tokens for one in self._open.values())
-        return self._stall.silence_s(now, under_way=under_way)
+        return self._stall.silence_s(now, under_way=self._open.under_way)
 
     def close(self, reason: str) -> None:
         """Say goodbye and end every open request as lost."""
@@ -348,7 +347,9 @@ class Link:
     def _handle(self, message: FromWorker) -> None:
         match message:
             case Batch():
-                self._batch(message)
+                self._open.take(message)
+                if not self._open:
+                    self._stall.idle()
             case Load():
                 self._take_load(message)
             case Card():
@@ -363,32 +364,6 @@ class Link:
                 _log.error("worker %s: engine died: %s", self.worker_id, message.reason)
                 self._lose(LinkState.CONNECTING, f"engine died: {message.reason}")
 
-    def _batch(self, batch: Batch) -> None:
-        ends = {end.request_id: end for end in batch.finished}
-        opened = self._open
-        for item in batch.tokens:
-            entry = opened.get(item.request_id)
-            if entry is None:
-                continue  # ended here by a loss; the worker has not heard yet
-            entry.exchange.tokens(item)
-            end = ends.get(item.request_id) if ends else None
-            if end is not None:
-                # Two steps of one request may be in a Batch: the end is the last one's.
-                if end.num_output_tokens == entry.exchange.num_tokens:
-                    entry.exchange.finished(end)
-                    del opened[item.request_id], ends[item.request_id]
-                else:
-                    end = None
-            entry.reply.tokens(item, end)
-        for end in ends.values():
-            entry = opened.get(end.request_id)
-            if entry is not None:
-                entry.exchange.finished(end)
-                del opened[end.request_id]
-                entry.reply.finished(end)
-        if not opened:
-            self._stall.idle()
-
     def _take_card(self, card: Card) -> None:
         try:
             self._accept(card)
@@ -397,6 +372,8 @@ class Link:
             return
         self.card = card
         self.load = Load(card.incarnation)
+        room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
+        self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
         self._set_state(LinkState.READY, "")
         _log.info(
             "worker %s (%s, %s %s) is ready at %s",
@@ -422,18 +399,16 @@ class Link:
         self._set_state(LinkState.REFUSED, reason)
 
     def _lose(self, state: LinkState, reason: str) -> None:
-        opened, self._open = self._open, {}
         if self.state is LinkState.READY and state is not LinkState.CLOSED:
             _log.warning(
                 "worker %s is lost (%s), %d requests with it",
                 self.worker_id,
                 reason,
-                len(opened),
+                len(self._open),
             )
         worker_id = self.worker_id
         self._set_state(state, reason)
-        for entry in opened.values():
-            entry.reply.lost(f"worker {worker_id} was lost: {reason}")
+        self._open.lose_all(f"worker {worker_id} was lost: {reason}")
 
     def _set_state(self, state: LinkState, reason: str) -> None:
         self.state = state

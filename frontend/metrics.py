@@ -21,6 +21,8 @@ from prometheus_client.registry import Collector
 
 from tokenwire.protocol.messages import ErrorKind
 
+from .disaggregation import PrefillPlace
+
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -144,6 +146,11 @@ class Metrics:
         self._parser_failures = self._counter(
             "tokenwire_parser_failures", "Outputs whose parser failed."
         )
+        self._prompts_placed = self._counter(
+            "tokenwire_prompts_placed",
+            "Prompts, by where they are computed and why there.",
+            "place",
+        )
         self._cancelled = self._counter(
             "tokenwire_requests_cancelled", "Requests whose client left."
         )
@@ -183,6 +190,10 @@ class Metrics:
     def migrated(self, kind: ErrorKind, *, exact: bool) -> None:
         """Count an output that goes on at another worker."""
         self._migrations.labels(kind.value, "exact" if exact else "drift").inc()
+
+    def prompt_placed(self, place: PrefillPlace) -> None:
+        """Count where a prompt is computed, and why there."""
+        self._prompts_placed.labels(place.value).inc()
 
     def parser_failed(self) -> None:
         """Count an output whose parser failed: its text became content."""

@@ -13,10 +13,13 @@ from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card, check_pair
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import Card, JsonObject, ReleaseKV, Role
+from tokenwire.protocol.tokens import TOKEN_BYTES
 
+from .disaggregation import PrefillPlace, RemotePrefill
 from .errors import ApiError, unavailable
 from .link import TICK_S, Link, LinkState, open_context
-from .routing import choose
+from .prefixes import Chain
+from .routing import choose, choose_prefill
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 
 __all__ = ["WORKER_WAIT_S", "Instance", "Pool", "Route"]
@@ -34,6 +37,7 @@ class Route(msgspec.Struct, frozen=True):
 
     decode: Link  # a decode worker, or an aggregated one
     prefill: Link | None = None
+    place: PrefillPlace = PrefillPlace.REMOTE
 
 
 class Instance(msgspec.Struct, omit_defaults=True):
@@ -64,12 +68,14 @@ class Pool:
         stall_timeout_s: float = STALL_TIMEOUT_S,
         first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
         wait_s: float = WORKER_WAIT_S,
+        remote_prefill: RemotePrefill | None = None,
     ) -> None:
         self.model = model
         self.frontend_id = frontend_id
         self.incarnation = secrets.token_hex(4)
         self._tokenizer_sha256 = tokenizer_sha256
         self.wait_s = wait_s
+        self._remote_prefill = remote_prefill or RemotePrefill()
         self._stall_timeout_s = stall_timeout_s
         self._first_token_timeout_s = first_token_timeout_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
@@ -138,8 +144,13 @@ class Pool:
         ]
         return min(lengths, default=None)
 
-    def route(self, exclude: frozenset[Link]) -> Route:
+    def route(self, packed: bytes, chain: Chain, exclude: frozenset[Link]) -> Route:
         """Return where to send a request.
+
+        Args:
+            packed: The prompt's ids, (num_tokens,) packed.
+            chain: The same as prefixes; extended here if they are needed.
+            exclude: Who must not get it.
 
         Raises:
             ApiError: 503: no worker can take it.
@@ -147,16 +158,23 @@ class Pool:
         decode = choose(self._outputs(exclude))
         if decode is None:
             raise self._no_worker()
-        if decode in self.usable(Role.AGGREGATED):
-            return Route(decode)
-        prefill = choose(
+        if decode.card is not None and decode.card.role is Role.AGGREGATED:
+            return Route(decode, place=PrefillPlace.AGGREGATED)
+        prefill = choose_prefill(
             [
                 link
                 for link in self.usable(Role.PREFILL)
                 if link not in exclude and _fit(link, decode)
             ]
         )
-        return Route(decode, prefill)
+        chain.extend(packed)
+        place = self._remote_prefill.place(
+            num_tokens=len(packed) // TOKEN_BYTES,
+            num_cached_tokens=decode.prefixes.num_cached_tokens(chain),
+            num_queued_tokens=None if prefill is None else prefill.num_queued_tokens,
+        )
+        is_remote = place is PrefillPlace.REMOTE
+        return Route(decode, prefill if is_remote else None, place)
 
     def decode_for(self, prefill: Link, exclude: frozenset[Link]) -> Link | None:
         """Return who goes on with what *prefill* has computed; None: nobody can.

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from tokenwire.protocol.messages import Load
 
-__all__ = ["Candidate", "choose", "cost"]
+__all__ = ["Candidate", "choose", "choose_prefill", "cost"]
 
 
 class Candidate(Protocol):
@@ -16,6 +16,11 @@ class Candidate(Protocol):
     @property
     def num_open(self) -> int:
         """Requests of this frontend that have not ended there."""
+        ...
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that wait there for their prefill."""
         ...
 
     @property
@@ -40,3 +45,12 @@ def cost(candidate: Candidate) -> tuple[int, float]:
 def choose(candidates: Sequence[C]) -> C | None:
     """Return the cheapest candidate, the first of equals; None if there is none."""
     return min(candidates, key=cost, default=None)
+
+
+def choose_prefill(candidates: Sequence[C]) -> C | None:
+    """Return who would begin a prompt first: what waits there is counted in tokens."""
+    return min(
+        candidates,
+        key=lambda one: (one.num_queued_tokens, one.load.kv_usage),
+        default=None,
+    )

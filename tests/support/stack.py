@@ -246,7 +246,9 @@ async def stack(
     config = parse_config(
         [
             *("--model", str(model), "--served-model-name", MODEL_NAME),
-            *("--port", "0", "--worker", "tcp://127.0.0.1:1", *arguments),
+            *("--port", "0", "--worker", "tcp://127.0.0.1:1"),
+            # Prompts of tests are short, and hand-overs are what they are about.
+            *("--remote-prefill-min-tokens", "0", *arguments),
         ]
     )
     text_model = load_model(str(model), executor)
@@ -257,6 +259,7 @@ async def stack(
         stall_timeout_s=config.stall_timeout_s,
         first_token_timeout_s=config.first_token_timeout_s,
         wait_s=config.worker_wait_s,
+        remote_prefill=config.remote_prefill,
     )
     server = Server(config, text_model, pool, FrontendMetrics(), 0, parsers)
     app = server.application()

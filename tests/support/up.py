@@ -19,6 +19,9 @@ __all__ = ["Up", "alive", "children", "until", "up"]
 
 LOOK_S = 0.05
 
+SETTINGS = {"TOKENWIRE_REMOTE_PREFILL_MIN_TOKENS": "0"}
+"""Prompts of tests are short, and hand-overs are what they are about."""
+
 
 async def until(condition: Any, timeout_s: float, what: str) -> float:
     """Return how long it took until *condition* held; fail after *timeout_s*."""
@@ -141,7 +144,7 @@ async def up(
             *("--log-dir", str(folder / "logs"), "--", *engine_arguments),
             stdout=file,
             stderr=file,
-            env={**os.environ, **(settings or {})},
+            env={**os.environ, **SETTINGS, **(settings or {})},
         )
     running = Up(process, port, log)
 

@@ -12,7 +12,7 @@ from tokenwire.frontend import discovery
 from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.discovery import discover, parse_workers_file
 from tokenwire.frontend.metrics import FastHistogram, Metrics
-from tokenwire.frontend.routing import choose
+from tokenwire.frontend.routing import choose, choose_prefill
 from tokenwire.protocol.messages import Load
 
 MINIMAL = ["--model", "m", "--worker", "tcp://127.0.0.1:1"]
@@ -65,6 +65,7 @@ class Worker:
 
     num_open: int = 0
     load: Load = field(default_factory=lambda: Load("1"))
+    num_queued_tokens: int = 0
 
 
 def test_the_least_busy_worker_is_chosen() -> None:
@@ -75,6 +76,15 @@ def test_the_least_busy_worker_is_chosen() -> None:
     assert choose([busy, others, free]) is free
     assert choose([full, free]) is free
     assert choose([]) is None
+
+
+def test_a_prefill_worker_is_chosen_by_the_tokens_that_wait() -> None:
+    """One long prompt is more to do than three short ones."""
+    long, short = Worker(1, num_queued_tokens=100_000), Worker(3, num_queued_tokens=300)
+
+    assert choose([long, short]) is long
+    assert choose_prefill([long, short]) is short
+    assert choose_prefill([]) is None
 
 
 def test_a_workers_file() -> None:

@@ -16,6 +16,7 @@ from tokenwire.frontend.job import End, Job
 from tokenwire.frontend.link import Link
 from tokenwire.frontend.metrics import Metrics
 from tokenwire.frontend.pool import Pool, Route
+from tokenwire.frontend.prefixes import Chain, Prefixes
 from tokenwire.frontend.reply import Reply
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
@@ -42,6 +43,7 @@ class FakeLink:
 
     worker_id: str
     weight_version: str | None = "default"
+    prefixes: Prefixes = field(default_factory=Prefixes)
     submits: list[Submit] = field(default_factory=list[Submit])
     replies: list[Reply] = field(default_factory=list[Reply])
     cancelled: list[str] = field(default_factory=list[str])
@@ -70,8 +72,9 @@ class FakePool:
     )
     released: list[JsonObject] = field(default_factory=list[JsonObject])
 
-    def route(self, exclude: frozenset[Any]) -> Route:
+    def route(self, packed: bytes, chain: Chain, exclude: frozenset[Any]) -> Route:
         """Return the route, without what is excluded."""
+        chain.extend(packed)
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         if not left:
             raise ApiError(503, "nobody is left")

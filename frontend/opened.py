@@ -1,0 +1,89 @@
+"""A worker's open requests, as this frontend knows them: who hears what comes."""
+
+from __future__ import annotations
+
+from tokenwire.protocol.exchange import Exchange
+from tokenwire.protocol.messages import Batch, Submit
+from tokenwire.protocol.tokens import TOKEN_BYTES
+
+from .reply import Reply
+
+__all__ = ["OpenRequests"]
+
+
+class _Open:
+    """An open request: its reply and the order of what it got."""
+
+    __slots__ = ("exchange", "num_prompt_tokens", "reply")
+
+    def __init__(self, reply: Reply, num_prompt_tokens: int) -> None:
+        self.reply = reply
+        self.num_prompt_tokens = num_prompt_tokens
+        self.exchange = Exchange()
+
+
+class OpenRequests:
+    """Requests that were sent to one worker and have not ended."""
+
+    __slots__ = ("_open", "num_prompt_tokens")
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self.num_prompt_tokens = 0  # of all of them
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    @property
+    def under_way(self) -> bool:
+        """Whether one of them has a token already."""
+        return any(one.exchange.num_tokens for one in self._open.values())
+
+    def add(self, message: Submit, reply: Reply) -> None:
+        """Add a request; *reply* hears of its end exactly once."""
+        num_tokens = len(message.token_ids) // TOKEN_BYTES
+        self._open[message.request_id] = _Open(reply, num_tokens)
+        self.num_prompt_tokens += num_tokens
+
+    def forget(self, request_id: str) -> None:
+        """Drop a request; its reply hears nothing."""
+        self.num_prompt_tokens -= self._open.pop(request_id).num_prompt_tokens
+
+    def take(self, batch: Batch) -> None:
+        """Pass on what the worker sent.
+
+        Raises:
+            SequenceError: Tokens repeat, leave a gap, or follow their end.
+        """
+        ends = {end.request_id: end for end in batch.finished}
+        for item in batch.tokens:
+            entry = self._open.get(item.request_id)
+            if entry is None:
+                continue  # ended here by a loss; the worker has not heard yet
+            entry.exchange.tokens(item)
+            end = ends.get(item.request_id) if ends else None
+            if end is not None:
+                # Two steps of one request may be in a Batch: the end is the last one's.
+                if end.num_output_tokens == entry.exchange.num_tokens:
+                    entry.exchange.finished(end)
+                    self.forget(item.request_id)
+                    del ends[item.request_id]
+                else:
+                    end = None
+            entry.reply.tokens(item, end)
+        for end in ends.values():
+            entry = self._open.get(end.request_id)
+            if entry is not None:
+                entry.exchange.finished(end)
+                self.forget(end.request_id)
+                entry.reply.finished(end)
+
+    def lose_all(self, reason: str) -> None:
+        """End all as lost; a reply may open a request elsewhere at once."""
+        opened, self._open = self._open, {}
+        self.num_prompt_tokens = 0
+        for entry in opened.values():
+            entry.reply.lost(reason)

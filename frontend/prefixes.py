@@ -1,0 +1,74 @@
+"""What a worker's prefix cache probably holds, from what this frontend had it compute.
+
+An estimate: evictions and other frontends' requests are not seen. It decides where a
+prompt is cheapest to compute, never what comes out.
+"""
+
+from __future__ import annotations
+
+from tokenwire.protocol.tokens import TOKEN_BYTES
+
+__all__ = ["CHUNK_TOKENS", "MAX_CHUNKS", "Chain", "Prefixes"]
+
+CHUNK_TOKENS = 64
+"""Tokens per entry: a few of an engine's blocks. Fewer would cost more memory than the
+difference in prefill is worth."""
+
+MAX_CHUNKS = 16_384
+"""Per worker: 1 Mi tokens in some 2 MB, or as many as its engine has room for."""
+
+_CHUNK_BYTES = CHUNK_TOKENS * TOKEN_BYTES
+
+
+class Chain:
+    """A sequence's prefixes as hashes, one for each whole chunk; grows with it.
+
+    Two sequences share a hash if they share all tokens up to it, and the salt. Hashes
+    are this process's own: a client can aim for no collision.
+    """
+
+    __slots__ = ("_salt", "hashes")
+
+    def __init__(self, salt: str | None = None) -> None:
+        self._salt = salt
+        self.hashes: list[int] = []
+
+    def extend(self, packed: bytes) -> None:
+        """Take the whole sequence so far, packed; what was hashed before is skipped."""
+        hashes = self.hashes
+        parent = hashes[-1] if hashes else hash(self._salt)
+        begin = len(hashes) * _CHUNK_BYTES
+        for at in range(begin, len(packed) - _CHUNK_BYTES + 1, _CHUNK_BYTES):
+            parent = hash((parent, packed[at : at + _CHUNK_BYTES]))
+            hashes.append(parent)
+
+
+class Prefixes:
+    """The prefixes that one worker has computed lately; the oldest are forgotten."""
+
+    __slots__ = ("_chunks", "_max_chunks")
+
+    def __init__(self, max_chunks: int = MAX_CHUNKS) -> None:
+        self._chunks: dict[int, None] = {}  # the oldest first
+        self._max_chunks = max_chunks
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def num_cached_tokens(self, chain: Chain) -> int:
+        """Return how many of the first tokens of *chain* the worker should have."""
+        for index, chunk in enumerate(chain.hashes):
+            if chunk not in self._chunks:
+                return index * CHUNK_TOKENS
+        return len(chain.hashes) * CHUNK_TOKENS
+
+    def add(self, chain: Chain) -> None:
+        """Take note that the worker has computed *chain*."""
+        # The last chunk is the first to go, as in an engine: without its head, a tail
+        # is of no use.
+        chunks = self._chunks
+        for one in reversed(chain.hashes):
+            chunks.pop(one, None)
+            chunks[one] = None
+        while len(chunks) > self._max_chunks:
+            del chunks[next(iter(chunks))]
