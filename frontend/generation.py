@@ -39,6 +39,7 @@ from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 from . import legs
 from .continuation import can_continue, drifts, rest
 from .errors import ApiError, from_worker
+from .handover import Handover
 from .job import End, Job, Sink
 from .link import Link
 from .metrics import Metrics
@@ -85,6 +86,7 @@ class Generation:
         self._output = bytearray()  # (num_tokens,) packed, for another worker
         self._paused_at: float | None = None  # when a worker failed under the output
         self._leg: legs.Leg | None = None
+        self._handover = Handover(self._read_overdue)
         self._decoding = False  # this leg has brought a token of the output
         self._stopped = False  # at a stop string; the worker's end is awaited
 
@@ -130,6 +132,7 @@ class Generation:
             return
         self._sink = None
         self._patience.end()
+        self._handover.end()
         self._metrics.cancelled()
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
@@ -187,6 +190,7 @@ class Generation:
         decode = legs.OutputLeg(self, link)
         try:
             self._submit(decode, Leg.DECODE, self._packed(), end.handover)
+            self._handover.begin(leg.link)
         except ConnectionError as error:
             self._release(leg, end)
             self.leg_failed(decode, ErrorKind.ENGINE, str(error))
@@ -215,6 +219,7 @@ class Generation:
         """Pass the end on, or try another worker."""
         sink = self._sink
         self._leg = None
+        self._handover.end()
         if sink is not None and (self._stopped or end.reason in _GOOD_ENDS):
             self._sink = None
             self._remember(leg.link)
@@ -230,6 +235,7 @@ class Generation:
     def leg_failed(self, leg: legs.Leg, kind: ErrorKind, text: str) -> None:
         """Go on at another worker where that may be, else end with an error."""
         self._leg = None
+        self._handover.end()
         if self._record.prefill_end is not None and not self._decoding:
             # The decode worker may not have read the KV; a second release is harmless.
             self._release(leg, self._record.prefill_end)
@@ -257,6 +263,14 @@ class Generation:
                 return
             text = f"{text}; it cannot go on elsewhere: {obstacle}"
         self._fail(kind, text)
+
+    def _read_overdue(self, reason: str) -> None:
+        """Have the prompt computed anew: the source of its KV is lost."""
+        leg = self._leg
+        if leg is not None:
+            leg.drop()
+            text = f"worker {leg.link.worker_id} could not read the KV: {reason}"
+            self.leg_failed(leg, ErrorKind.HANDOVER, text)
 
     def _go_on(self, kind: ErrorKind, text: str) -> None:
         """Try another worker, or wait for one; *kind* and *text* say why."""
@@ -312,6 +326,7 @@ class Generation:
         """Take note that a leg has brought a token of the output."""
         self._decoding = True
         self._failures = 0
+        self._handover.end()
         handover_s = self._record.first_token(handed_over=handed_over)
         if handover_s is not None:
             self._metrics.handed_over(handover_s)

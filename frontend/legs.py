@@ -53,6 +53,11 @@ class Leg(ABC):
         """Take note that the worker is gone."""
         self.owner.leg_failed(self, ErrorKind.ENGINE, reason)
 
+    def drop(self) -> None:
+        """Cancel it, and pass nothing on of what it still brings."""
+        self.owner = _NOBODY
+        self.link.cancel(self.request_id)
+
 
 class PrefillLeg(Leg):
     """Computes the prompt; its one token counts only if it ends the output."""
@@ -90,3 +95,25 @@ class OutputLeg(Leg):
     def finished(self, end: Finished) -> None:
         """End the output."""
         self.owner.output_ended(self, end)
+
+
+class _Nobody:
+    """The owner of legs that were dropped."""
+
+    request_id = ""
+    attempt = 0
+
+    def prefilled(self, leg: Leg, first: Tokens | None, end: Finished) -> None:
+        pass
+
+    def output(self, leg: Leg, item: Tokens, end: Finished | None) -> None:
+        pass
+
+    def output_ended(self, leg: Leg, end: Finished) -> None:
+        pass
+
+    def leg_failed(self, leg: Leg, kind: ErrorKind, text: str) -> None:
+        pass
+
+
+_NOBODY = _Nobody()

@@ -132,6 +132,7 @@ class Link:
         self._stall = Stall(stall_timeout_s, first_token_timeout_s)
         self._suspect_until = 0.0
         self._open = OpenRequests()
+        self._watchers: dict[Callable[[str], None], None] = {}
         self._loop = asyncio.get_running_loop()
         self._timeout_s = heartbeat_timeout_s
         self._liveness = Liveness(self._loop.time(), timeout_s=heartbeat_timeout_s)
@@ -205,6 +206,14 @@ class Link:
     def release_kv(self, message: ReleaseKV) -> bool:
         """Pass a release on; returns whether it was sent."""
         return self.state is LinkState.READY and self._send(message)
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """Have *lost* called with the reason, once, if the worker is lost."""
+        self._watchers[lost] = None
+
+    def unwatch(self, lost: Callable[[str], None]) -> None:
+        """Take back a ``watch``, if there is one."""
+        self._watchers.pop(lost, None)
 
     def tick(self) -> None:
         """Do what time asks for: call every heartbeat interval."""
@@ -408,7 +417,11 @@ class Link:
             )
         worker_id = self.worker_id
         self._set_state(state, reason)
-        self._open.lose_all(f"worker {worker_id} was lost: {reason}")
+        text = f"worker {worker_id} was lost: {reason}"
+        self._open.lose_all(text)
+        watchers, self._watchers = self._watchers, {}
+        for lost in watchers:
+            lost(text)
 
     def _set_state(self, state: LinkState, reason: str) -> None:
         self.state = state

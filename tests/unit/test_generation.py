@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from support.stack import eventually
+from tokenwire.frontend import handover
 from tokenwire.frontend.errors import ApiError
 from tokenwire.frontend.generation import Generation
 from tokenwire.frontend.job import End, Job
@@ -47,6 +49,23 @@ class FakeLink:
     submits: list[Submit] = field(default_factory=list[Submit])
     replies: list[Reply] = field(default_factory=list[Reply])
     cancelled: list[str] = field(default_factory=list[str])
+    watchers: dict[Callable[[str], None], None] = field(
+        default_factory=dict["Callable[[str], None]", None]
+    )
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """Keep who is told of the loss."""
+        self.watchers[lost] = None
+
+    def unwatch(self, lost: Callable[[str], None]) -> None:
+        """Drop who is told of the loss."""
+        self.watchers.pop(lost, None)
+
+    def be_lost(self) -> None:
+        """Tell who watches."""
+        watchers, self.watchers = self.watchers, {}
+        for lost in watchers:
+            lost("frozen")
 
     def submit(self, message: Submit, reply: Reply) -> None:
         """Keep the request."""
@@ -330,6 +349,52 @@ def test_a_worker_lost_before_it_read_the_kv_leaves_none_behind() -> None:
     run.pool.others[0].replies[0].lost("gone too")
 
     assert run.pool.released == [KV]
+
+
+async def test_a_read_from_a_lost_prefill_worker_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The decode worker computes the prompt; what the old leg still says is nothing."""
+    monkeypatch.setattr(handover, "READ_GRACE_S", 0.0)
+    run = begin(disaggregated=True)
+    run.handed_over()
+    [reading] = run.decode.submits
+    run.prefill.be_lost()
+    await eventually(lambda: len(run.decode.submits) == 2)
+
+    assert run.decode.cancelled == [reading.request_id]
+    assert run.decode.submits[1].leg is Leg.FULL  # the prefill worker is avoided
+    assert run.pool.released == [KV]
+    old, new = run.decode.replies
+    old.tokens(tokens(0, 99), None)
+    old.finished(finished(FinishReason.ABORT, 1))
+    old.lost("late")
+    new.tokens(tokens(0, 8), finished(FinishReason.STOP, 1))
+    assert run.sink.token_ids == [8]
+    assert [end.reason for end in run.sink.ends] == [FinishReason.STOP]
+
+
+async def test_a_read_that_ends_in_time_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All KV was there: the output goes on, also if its prefill worker is lost."""
+    monkeypatch.setattr(handover, "READ_GRACE_S", 0.0)
+    run = begin(disaggregated=True)
+    run.handed_over()
+    run.prefill.be_lost()
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    await asyncio.sleep(0.01)  # the grace is over
+    assert not run.decode.cancelled
+
+    other = begin(disaggregated=True)
+    other.handed_over()
+    other.decode.replies[0].tokens(tokens(0, 8), None)
+    assert not other.prefill.watchers
+
+    left = begin(disaggregated=True)
+    left.handed_over()
+    left.generation.cancel()
+    assert not left.prefill.watchers
 
 
 async def test_without_a_worker_an_output_waits_for_one() -> None:
