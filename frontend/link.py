@@ -399,6 +399,7 @@ class Link:
         if self.card is not None and load.incarnation != self.card.incarnation:
             self._reset("the worker was restarted")
             return
+        self._stall.steps(load.num_steps, self._loop.time())
         self.load = load
 
     def _refuse(self, reason: str) -> None:

@@ -9,12 +9,16 @@ STALL_TIMEOUT_S = 8.0
 long prompt that is not prefilled in chunks may hold an engine for seconds."""
 
 FIRST_TOKEN_TIMEOUT_S = 120.0
-"""The silence that counts while no request has a token: they may wait in a queue, or for
-the prefill of a prompt of 100,000 tokens."""
+"""The silence that counts in any case, also where none of the requests has a token yet:
+they may wait in a queue, or for the prefill of a prompt of 100,000 tokens."""
 
 STALL_GAPS = 50
 """So many usual gaps between batches also have to pass: a CPU's steps may take a second
 each."""
+
+STILL_STEPS = 4
+"""So many stall timeouts may pass before a first token while the worker, which counts its
+steps, makes none: one step with a long prompt takes seconds."""
 
 SUSPECT_S = 30.0
 """How long a worker that stalled gets nothing new: it answers, but does not work."""
@@ -26,10 +30,19 @@ class Stall:
     """The usual time between a worker's batches, and how long none has come.
 
     It looks at times alone in which requests were open: ``begin`` with the first of
-    them, ``idle`` when none is left.
+    them, ``idle`` when none is left. An engine that makes steps works, if on what others
+    asked for: only its own count of steps can tell that it stands still.
     """
 
-    __slots__ = ("_batch_at", "_began_at", "_first_s", "_gap_s", "_timeout_s")
+    __slots__ = (
+        "_batch_at",
+        "_began_at",
+        "_first_s",
+        "_gap_s",
+        "_num_steps",
+        "_step_at",
+        "_timeout_s",
+    )
 
     def __init__(
         self,
@@ -41,6 +54,8 @@ class Stall:
         self._gap_s = 0.0
         self._began_at: float | None = None
         self._batch_at: float | None = None
+        self._num_steps: int | None = None
+        self._step_at = 0.0
 
     def begin(self, now: float) -> None:
         """Take note that a request is open where none was."""
@@ -57,8 +72,13 @@ class Stall:
             self._gap_s += (gap - self._gap_s) * _WEIGHT
         self._batch_at = now
 
+    def steps(self, num_steps: int | None, now: float) -> None:
+        """Take note of the worker's own count; None: it does not count."""
+        if num_steps != self._num_steps:
+            self._num_steps, self._step_at = num_steps, now
+
     def silence_s(self, now: float, *, under_way: bool) -> float | None:
-        """Return the time without a batch, if it is too long.
+        """Return the time without a batch, or a step, if it is too long.
 
         Args:
             now: The caller's clock.
@@ -68,7 +88,13 @@ class Stall:
         if last is None:
             return None
         silence = now - last
-        bound = max(self._timeout_s, STALL_GAPS * self._gap_s)
-        if not under_way:
-            bound = max(bound, self._first_s)
-        return silence if silence > bound else None
+        usual = STALL_GAPS * self._gap_s
+        in_any_case = max(self._first_s, usual)
+        if self._num_steps is None:
+            bound = max(self._timeout_s, usual) if under_way else in_any_case
+            return silence if silence > bound else None
+        still = now - max(last, self._step_at)
+        timeout_s = self._timeout_s if under_way else STILL_STEPS * self._timeout_s
+        if still > max(timeout_s, usual):
+            return still
+        return silence if silence > in_any_case else None

@@ -285,6 +285,7 @@ class Load(msgspec.Struct, tag="load", frozen=True, omit_defaults=True):
     num_waiting_tokens: int = 0  # prompt tokens not yet prefilled
     draining: bool = False
     num_requests: int = 0  # open in the worker, for all frontends
+    num_steps: int | None = None  # that its engine has made; None: it does not count
 
 
 class EngineDead(msgspec.Struct, tag="engine_dead", frozen=True):

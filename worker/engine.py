@@ -104,6 +104,7 @@ class EngineLoad:
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0  # used share of the KV blocks, 0..1
+    num_steps: int | None = None  # made since the start; None: it does not count
 
 
 class EngineSink(Protocol):

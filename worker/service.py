@@ -362,6 +362,7 @@ class Service:
             num_waiting_tokens=self._admission.num_queued_tokens,
             draining=self._admission.is_draining,
             num_requests=self.num_requests,
+            num_steps=load.num_steps,
         )
 
     # -- the end --------------------------------------------------------------------

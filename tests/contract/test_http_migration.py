@@ -166,3 +166,15 @@ async def test_many_streams_lose_nothing(served: Stack) -> None:
 
     assert all(stream.content == calm.content for stream in streams)
     assert all(stream.done for stream in streams)
+
+
+@pytest.mark.pitfall(25)
+async def test_an_engine_that_freezes_before_a_first_token(tiny_model: Path) -> None:
+    """It beats, and all its requests wait; its count of steps gives it away."""
+    arguments = ("--stall-timeout-s", "0.2", "--worker-wait-s", "0.5")
+    options = ("--step-ms", "1", "--fault", "freeze@1")
+    async with stack(tiny_model, options=options, arguments=arguments) as frozen:
+        reply = await frozen.complete(prompt="hello")
+
+    assert reply.status == 502
+    assert "no token for" in reply.error["message"]

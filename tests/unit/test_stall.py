@@ -8,6 +8,7 @@ from tokenwire.frontend.stall import (
     FIRST_TOKEN_TIMEOUT_S,
     STALL_GAPS,
     STALL_TIMEOUT_S,
+    STILL_STEPS,
     Stall,
 )
 
@@ -73,3 +74,36 @@ def test_idle_times_leave_the_bound_as_it_is() -> None:
             stall.batch(begins + 1.0 + step * 0.01)
         now = begins + 1.1 + STALL_TIMEOUT_S
         assert stall.silence_s(now, under_way=True) is not None
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_an_engine_that_makes_steps_works(*, under_way: bool) -> None:
+    """On what others asked for, or on one long prompt; but not for ever."""
+    stall = Stall()
+    stall.begin(0.0)
+    for second in range(1, int(FIRST_TOKEN_TIMEOUT_S)):
+        stall.steps(second, float(second))
+        assert stall.silence_s(second + 0.9, under_way=under_way) is None
+
+    late = FIRST_TOKEN_TIMEOUT_S + 1.0
+    stall.steps(1_000, late)
+    assert stall.silence_s(late, under_way=under_way) == late
+
+
+@pytest.mark.parametrize(
+    ("under_way", "bound"),
+    [(True, STALL_TIMEOUT_S), (False, STILL_STEPS * STALL_TIMEOUT_S)],
+)
+def test_an_engine_that_stands_still_is_found_out(
+    *, under_way: bool, bound: float
+) -> None:
+    """Before a first token, too, and long before a queue would be suspicious."""
+    stall = Stall()
+    stall.steps(7, 0.0)
+    stall.begin(100.0)
+    stall.steps(8, 101.0)
+    stall.steps(8, 102.0)
+
+    assert bound < FIRST_TOKEN_TIMEOUT_S
+    assert stall.silence_s(100.9 + bound, under_way=under_way) is None
+    assert stall.silence_s(101.1 + bound, under_way=under_way) is not None

@@ -311,3 +311,4 @@ def test_load_is_summed_over_cores_and_idle_is_zero() -> None:
 
     load = recorder.load()
     assert (load.num_running, load.num_waiting, load.kv_usage) == (4, 4, 0.5)
+    assert load.num_steps == 2

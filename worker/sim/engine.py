@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 
 from tokenwire.protocol.messages import ErrorKind, FinishReason, JsonObject, Role
 from tokenwire.worker.engine import (
@@ -149,7 +150,7 @@ class SimEngine:
 
     def load(self) -> EngineLoad:
         """Return how busy the engine is."""
-        return self._scheduler.load()
+        return replace(self._scheduler.load(), num_steps=self._num_steps)
 
     async def stop(self) -> None:
         """Abort what runs and close the side channel."""

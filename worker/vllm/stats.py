@@ -20,6 +20,7 @@ class LoadRecorder:
 
     def __init__(self) -> None:
         self._cores: dict[int, EngineLoad] = {}
+        self._num_steps = 0
 
     def factory(self, vllm_config: object, engine_index: int = 0) -> LoadRecorder:
         """Return the logger of one core: all share this one."""
@@ -38,6 +39,7 @@ class LoadRecorder:
         del iteration_stats, mm_cache_stats
         if scheduler_stats is None:
             return
+        self._num_steps += 1
         self._cores[engine_idx] = EngineLoad(
             num_running=scheduler_stats.num_running_reqs,
             # The second count is of requests that wait for their KV to arrive.
@@ -53,6 +55,7 @@ class LoadRecorder:
             num_running=sum(core.num_running for core in cores),
             num_waiting=sum(core.num_waiting for core in cores),
             kv_usage=max((core.kv_usage for core in cores), default=0.0),
+            num_steps=self._num_steps,
         )
 
     def log_engine_initialized(self) -> None:
