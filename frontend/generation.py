@@ -247,7 +247,8 @@ class Generation:
             sink.ended(self._record.good_end(None))
             return
         self._metrics.leg_failed(kind)
-        self._failures += 1
+        if kind is not ErrorKind.BUSY:  # waiting for room has its own bound
+            self._failures += 1
         if kind in _RETRIED and self._failures < MAX_ATTEMPTS:
             obstacle = can_continue(self._job) if self.num_tokens else ""
             if not obstacle:
@@ -280,16 +281,17 @@ class Generation:
         try:
             self.start()
         except ApiError as error:
-            if kind is ErrorKind.BUSY:
-                # All are: waiting in yet another place is no help.
-                self._fail(kind, text)
-            elif error.status == UNAVAILABLE:
-                self._failure = kind, f"{text}; then {error.message}"
+            self._failure = kind, f"{text}; then {error.message}"
+            if error.status != UNAVAILABLE:
+                self._fail(*self._failure)
+            elif kind is not ErrorKind.BUSY:
                 self._patience.wait()
+            elif self.num_tokens:
+                self._patience.wait_for_room()
             else:
-                self._fail(kind, f"{text}; then {error.message}")
+                self._fail(kind, text)  # waiting in yet another place is no help
             return
-        self._patience.end()
+        self._patience.pause()
         if self._paused_at is not None:
             self._record.moved = True
             self._metrics.migrated(kind, exact=not drifts(self._job.sampling))
@@ -326,6 +328,7 @@ class Generation:
         """Take note that a leg has brought a token of the output."""
         self._decoding = True
         self._failures = 0
+        self._patience.end()
         self._handover.end()
         handover_s = self._record.first_token(handed_over=handed_over)
         if handover_s is not None:

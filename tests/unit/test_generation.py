@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from support.stack import eventually
-from tokenwire.frontend import handover
+from tokenwire.frontend import handover, patience
 from tokenwire.frontend.errors import ApiError
 from tokenwire.frontend.generation import Generation
 from tokenwire.frontend.job import End, Job
@@ -409,6 +410,55 @@ async def test_without_a_worker_an_output_waits_for_one() -> None:
     run.decode.replies[1].tokens(tokens(0, 4), finished(FinishReason.STOP, 1))
     assert run.sink.token_ids == [8, 4]
     assert run.sink.ends[0].error is None
+
+
+def refuse_as_busy(link: FakeLink) -> None:
+    """Let the newest request at *link* be refused."""
+    end = finished(FinishReason.ERROR, 0, error_kind=ErrorKind.BUSY, error="full")
+    link.replies[-1].finished(end)
+
+
+async def tried(run: Run, num_submits: int) -> None:
+    """Wait until the worker has got so many requests, or all is over."""
+    await eventually(
+        lambda: bool(run.sink.ends) or len(run.decode.submits) == num_submits
+    )
+
+
+async def test_an_output_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not lost because the only worker left is full: refusals are no failures."""
+    monkeypatch.setattr(patience, "BUSY_RETRY_S", 0.0)
+    run = begin(disaggregated=False)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+    run.pool.come_back()
+    for num_submits in range(3, 8):
+        refuse_as_busy(run.decode)
+        await tried(run, num_submits)
+    run.decode.replies[-1].tokens(tokens(0, 9), finished(FinishReason.STOP, 1))
+
+    assert run.sink.token_ids == [8, 9]
+    assert [end.reason for end in run.sink.ends] == [FinishReason.STOP]
+    assert run.pool.waiting == []
+
+
+async def test_waiting_for_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same bound as for a worker, however often it was tried."""
+    monkeypatch.setattr(patience, "BUSY_RETRY_S", 0.0)
+    run = begin(disaggregated=False)
+    run.pool.wait_s = 0.2
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    refuse_as_busy(run.decode)
+    for num_submits in itertools.count(2):
+        await tried(run, num_submits)
+        if run.sink.ends:
+            break
+        refuse_as_busy(run.decode)
+
+    [end] = run.sink.ends
+    assert end.error is not None
+    assert end.error.status == 503
+    assert len(run.decode.submits) > 1
 
 
 async def test_waiting_is_bounded() -> None:
