@@ -169,7 +169,7 @@ class Generation:
             self._release(leg, end)
             self._sink = None
             self._output += first.token_ids if first is not None else b""
-            self._first_of_leg(handed_over=False)
+            self._first_of_leg(end.num_cached_tokens, handed_over=False)
             logprobs = first.logprobs if first is not None else None
             sink.tokens(token_ids, logprobs, self._record.good_end(end))
             return
@@ -203,7 +203,8 @@ class Generation:
         token_ids = unpack_ids(item.token_ids)
         self._output += item.token_ids
         if not self._decoding:
-            self._first_of_leg(handed_over=self._record.prefill_end is not None)
+            is_handed_over = self._record.prefill_end is not None
+            self._first_of_leg(item.num_cached_tokens, handed_over=is_handed_over)
         sink = None if self._stopped else self._sink
         if sink is not None and end is not None and end.reason in _GOOD_ENDS:
             self._leg = self._sink = None
@@ -324,13 +325,15 @@ class Generation:
             end.reason = FinishReason.LENGTH
             sink.ended(end)
 
-    def _first_of_leg(self, *, handed_over: bool) -> None:
+    def _first_of_leg(self, num_cached_tokens: int, *, handed_over: bool) -> None:
         """Take note that a leg has brought a token of the output."""
         self._decoding = True
         self._failures = 0
         self._patience.end()
         self._handover.end()
-        handover_s = self._record.first_token(handed_over=handed_over)
+        handover_s = self._record.first_token(
+            num_cached_tokens, handed_over=handed_over
+        )
         if handover_s is not None:
             self._metrics.handed_over(handover_s)
         if self._paused_at is not None:

@@ -25,6 +25,7 @@ class Record:
         "_first_token_at",
         "_handover_at",
         "_job",
+        "_num_cached_tokens",
         "_origin",
         "_started_at",
         "moved",
@@ -35,6 +36,7 @@ class Record:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._origin: Finished | None = None  # of the prompt alone
+        self._num_cached_tokens = 0  # where the output began
         self._started_at = time.monotonic()
         self._handover_at = 0.0
         self._first_token_at: float | None = None
@@ -49,13 +51,14 @@ class Record:
         if is_prompt_alone:
             self._origin = end
 
-    def first_token(self, *, handed_over: bool) -> float | None:
+    def first_token(self, num_cached_tokens: int, *, handed_over: bool) -> float | None:
         """Take note of a leg's first token; return what its hand-over took, in s.
 
         None: nothing was handed over, or this is not the output's first token.
         """
         if self._first_token_at is not None:
             return None
+        self._num_cached_tokens = num_cached_tokens
         self._first_token_at = time.monotonic()
         return self._first_token_at - self._handover_at if handed_over else None
 
@@ -72,9 +75,9 @@ class Record:
         source = self._origin or finished
         if source is not None:
             num_prompt_tokens = len(self._job.prompt_token_ids)
-            # Where one worker did both and is lost, what it had cached is lost with it.
-            is_known = self._origin is not None or not self.moved
-            end.num_cached_tokens = source.num_cached_tokens if is_known else 0
+            end.num_cached_tokens = source.num_cached_tokens
+            if self.moved and self._origin is None:
+                end.num_cached_tokens = self._num_cached_tokens
             end.prompt_logprobs = prompt_rows(source.prompt_logprobs, num_prompt_tokens)
             end.timing["queue_ms"] = 1e3 * source.queue_s
             end.timing["prefill_ms"] = 1e3 * source.prefill_s

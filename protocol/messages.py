@@ -247,6 +247,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     index: int  # absolute index of the first id among this request's output
     token_ids: bytes  # (num_new_tokens,) packed
     logprobs: Logprobs | None = None
+    num_cached_tokens: int = 0  # of the prompt; with the first token alone
 
 
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):

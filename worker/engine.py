@@ -58,6 +58,7 @@ class EngineTokens:
     request_id: str
     token_ids: list[int]  # (num_new_tokens,)
     logprobs: Logprobs | None = None
+    num_cached_tokens: int = 0  # of the prompt; with the first token alone
 
 
 @dataclass(slots=True, frozen=True)

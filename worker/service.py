@@ -248,6 +248,7 @@ class Service:
                 exchange.num_tokens,
                 pack_ids(new.token_ids),
                 new.logprobs,
+                new.num_cached_tokens,
             )
             exchange.tokens(item)
             num_tokens += len(new.token_ids)

@@ -380,6 +380,7 @@ async def test_a_decode_leg_that_is_aborted_at_once_frees_both_sides(
     await prefill.idle()
 
 
+@pytest.mark.pitfall(19)
 async def test_kv_that_is_not_there_any_more_is_a_failed_hand_over(
     pair: tuple[Bench, Bench],
 ) -> None:
@@ -396,6 +397,7 @@ async def test_kv_that_is_not_there_any_more_is_a_failed_hand_over(
     await decode.idle()
 
 
+@pytest.mark.pitfall(18)
 async def test_a_dead_prefill_engine_is_a_failed_hand_over(
     pair: tuple[Bench, Bench],
 ) -> None:

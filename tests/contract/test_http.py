@@ -175,6 +175,7 @@ async def test_no_alternatives_need_no_logprobs(served: Stack) -> None:
 
 
 @pytest.mark.pitfall(3)
+@pytest.mark.pitfall(22)
 async def test_choices_and_prompts_keep_their_order(served: Stack) -> None:
     """Two prompts with n=2 give four choices; each equals its prompt's own answer."""
     both = await served.complete(prompt=["ab", "cd"], n=2, max_tokens=6)
@@ -386,6 +387,8 @@ async def test_request_ids_are_echoed_if_they_are_ids(pair: Stack) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.pitfall(30)
+@pytest.mark.pitfall(16)
+@pytest.mark.pitfall(17)
 async def test_a_client_that_leaves_costs_nothing(
     tiny_model: Path, stream: bool
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from support.stack import Reply, Stack, eventually, stack
@@ -114,3 +116,20 @@ async def test_aggregated_workers_hand_nothing_over(tiny_model: Path) -> None:
     async with stack(tiny_model, (Role.AGGREGATED,)) as served:
         assert prefill_worker(await complete(served, LONG)) is None
         assert await placed(served) == {"aggregated": 1}
+
+
+@pytest.mark.pitfall(27)
+async def test_work_is_spread_evenly(tiny_model: Path) -> None:
+    """Equal requests that come at once: every worker gets its share, give or take 20 %."""
+    roles = (Role.PREFILL,) * 2 + (Role.DECODE,) * 3
+    async with stack(tiny_model, roles, ("--step-ms", "5")) as served:
+        calls = [complete(served, [40 + n, *LONG]) for n in range(60)]
+        replies = await asyncio.gather(*calls)
+        names = [reply.json["nvext"]["worker_id"] for reply in replies]
+        by_prefill = Counter(name["prefill_worker_id"] for name in names)
+        by_decode = Counter(name["decode_worker_id"] for name in names)
+
+    assert sorted(by_prefill) == ["prefill-0", "prefill-1"]
+    assert all(24 <= count <= 36 for count in by_prefill.values()), by_prefill
+    assert len(by_decode) == 3
+    assert all(16 <= count <= 24 for count in by_decode.values()), by_decode

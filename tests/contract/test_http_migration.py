@@ -129,6 +129,22 @@ async def test_a_lost_worker_is_a_pause(served: Stack) -> None:
     assert stream.usage == calm.usage  # its own blocks do not count as cached
 
 
+async def test_what_was_cached_is_still_known(served: Stack) -> None:
+    """Of the prompt, by whoever computed it first, although that worker is gone."""
+    message = {"messages": [{"role": "user", "content": "hello " * 20}]}
+    warm = Stream(), Stream()
+    await asyncio.gather(*(one.run(served, **message) for one in warm))  # one at each
+    calm = Stream()
+    await calm.run(served, **message)
+    assert calm.usage["prompt_tokens_details"]["cached_tokens"] > 0
+    stream, task = await under_way(served, **message)
+    await busy(served).die()
+    await task
+
+    assert stream.content == calm.content
+    assert stream.usage == calm.usage
+
+
 async def test_a_grammar_or_a_veto_is_an_error_event(served: Stack) -> None:
     """What may not be moved ends clearly, and only that."""
     stream, task = await under_way(
@@ -152,6 +168,7 @@ async def test_the_metric_says_so(served: Stack) -> None:
     assert "tokenwire_migration_pause_seconds_count 1.0" in text
 
 
+@pytest.mark.pitfall(24)
 async def test_many_streams_lose_nothing(served: Stack) -> None:
     """Thirty at once, half of them on the worker that is lost."""
     calm = Stream()

@@ -91,6 +91,7 @@ async def test_the_same_word_in_the_middle_is_text(served: Stack) -> None:
 
 
 @pytest.mark.parametrize("roles", ROLES.values(), ids=ROLES)
+@pytest.mark.pitfall(20)
 async def test_a_first_token_that_stops(
     tiny_model: Path, tmp_path: Path, roles: tuple[Role, ...]
 ) -> None:

@@ -203,6 +203,7 @@ async def test_abort_of_a_prefill_leg_leaves_nothing_held(
     await pair.both_idle()
 
 
+@pytest.mark.pitfall(23)
 async def test_abort_during_the_transfer(pair: Pair) -> None:
     """A decode leg aborted at once ends as aborted; both engines are free, and live."""
     tokens = prompt(300)

@@ -297,10 +297,22 @@ def test_a_hand_over_that_makes_the_message_too_large_ends_the_request() -> None
     assert run.pool.released == [KV]
 
 
+@pytest.mark.pitfall(21)
+def test_a_prefill_answer_without_kv_is_a_failure() -> None:
+    """The decode worker computes the prompt, and the prefill worker is avoided."""
+    run = begin(disaggregated=True)
+    run.prefill.replies[0].finished(finished(FinishReason.LENGTH, 1))
+
+    [submit] = run.decode.submits
+    assert submit.leg is Leg.FULL
+    assert run.pool.released == []
+
+
 def test_an_output_goes_on_at_another_worker() -> None:
     """It gets prompt and output as its prompt, and what is left of the bounds."""
     run = begin(disaggregated=False, others=1, min_tokens=5)
-    run.decode.replies[0].tokens(tokens(0, 8, 9), None)
+    first = Tokens("r", 0, pack_ids([8, 9]), num_cached_tokens=2)
+    run.decode.replies[0].tokens(first, None)
     run.decode.replies[0].lost("gone")
 
     [other] = run.pool.others
@@ -318,8 +330,8 @@ def test_an_output_goes_on_at_another_worker() -> None:
     assert end_.error is None
     assert end_.worker_ids == {"decode_worker_id": "other-0"}
     assert end_.prompt_token_ids == PROMPT
-    # What the lost worker had cached it never said; the output's own blocks do not count.
-    assert (end_.num_prompt_tokens, end_.num_cached_tokens) == (3, 0)
+    # What the lost worker had cached: the output's own blocks do not count.
+    assert (end_.num_prompt_tokens, end_.num_cached_tokens) == (3, 2)
 
 
 def test_an_output_goes_on_through_a_hand_over() -> None:
@@ -352,6 +364,7 @@ def test_a_worker_lost_before_it_read_the_kv_leaves_none_behind() -> None:
     assert run.pool.released == [KV]
 
 
+@pytest.mark.pitfall(18)
 async def test_a_read_from_a_lost_prefill_worker_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,6 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 # Modules of the standard library and of the usual packages that unpickle.
@@ -42,6 +44,7 @@ def test_an_import_of_pickle_would_be_found() -> None:
     assert not IMPORT.search("# no pickle\nimport msgspec\n")
 
 
+@pytest.mark.pitfall(36)
 def test_no_file_imports_pickle() -> None:
     """Neither the product nor its tests and scripts."""
     sources = tracked_sources()

@@ -208,6 +208,7 @@ async def test_what_runs_may_end_before_the_exit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("second_signal", [False, True])
+@pytest.mark.pitfall(26)
 async def test_what_does_not_end_goes_on_elsewhere(
     tmp_path: Path, *, second_signal: bool
 ) -> None:

@@ -198,7 +198,10 @@ class Scheduler:
             new_ids = self._first_token(sequence, now)
             append(
                 EngineTokens(
-                    sequence.request.request_id, new_ids, sequence.sampler.logprobs
+                    sequence.request.request_id,
+                    new_ids,
+                    sequence.sampler.logprobs,
+                    sequence.num_cached,
                 )
             )
             if sequence.sampler.reason is not None:

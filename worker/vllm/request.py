@@ -76,11 +76,15 @@ class OpenRequest:
         tokens: EngineTokens | None = None
         token_ids = list(completion.token_ids)
         if token_ids:
+            is_first = not self.moved.is_set()
             self.moved.set()
             logprobs = None
             if sampling.logprobs is not None and completion.logprobs is not None:
                 logprobs = pack(completion.logprobs, sampling.logprobs)
-            tokens = EngineTokens(self.request.request_id, token_ids, logprobs)
+            num_cached = output.num_cached_tokens or 0 if is_first else 0
+            tokens = EngineTokens(
+                self.request.request_id, token_ids, logprobs, num_cached
+            )
         if not output.finished:
             return tokens, None
         return tokens, self._finished(output, completion)
