@@ -21,6 +21,7 @@ from tokenwire.protocol.errors import (
     Incompatible,
     ProtocolError,
     RemoteProtocolError,
+    SequenceError,
 )
 from tokenwire.protocol.limits import (
     HEARTBEAT_INTERVAL_S,
@@ -45,6 +46,7 @@ from tokenwire.protocol.messages import (
     ReleaseKV,
     Submit,
 )
+from tokenwire.protocol.numbering import Incoming, Outgoing
 
 from .opened import OpenRequests
 from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
@@ -137,6 +139,8 @@ class Link:
         self._timeout_s = heartbeat_timeout_s
         self._liveness = Liveness(self._loop.time(), timeout_s=heartbeat_timeout_s)
         self._next_hello = 0.0
+        self._num_cards_due = 0  # Hellos of this connection without a card
+        self._incoming, self._outgoing = Incoming(), Outgoing()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._connect()
@@ -286,6 +290,7 @@ class Link:
     def _reset(self, reason: str) -> None:
         """Give this connection up and start a new one."""
         self._stall.idle()
+        self._num_cards_due = 0
         self._drop_socket()
         self._lose(LinkState.CONNECTING, reason)
         self._connect()
@@ -294,11 +299,12 @@ class Link:
         socket = self._socket
         if socket is None:
             return False
-        data = encode(message)
+        data = encode(self._outgoing.numbered(message))
         try:
             socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
             return False
+        self._outgoing.sent(message)
         # A send can swallow the edge of a message that arrived meanwhile.
         if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._read)
@@ -342,6 +348,7 @@ class Link:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._say_hello()
             elif event == zmq.EVENT_DISCONNECTED:
+                self._num_cards_due = 0
                 self._lose(LinkState.CONNECTING, "connection lost")
 
     # --- messages ------------------------------------------------------------------
@@ -351,9 +358,18 @@ class Link:
         self._next_hello = now + HELLO_AGAIN_S
         if self._send(Hello(PROTOCOL_VERSION, self._frontend_id, self._incarnation)):
             self._liveness = Liveness(now, timeout_s=self._timeout_s)
+            self._outgoing = Outgoing()
+            self._num_cards_due += 1
             self._set_state(LinkState.HELLO, "waiting for the worker's card")
 
     def _handle(self, message: FromWorker) -> None:
+        if self.state is LinkState.HELLO and isinstance(message, Load):
+            self._say_hello()  # the worker knows us, but its card is lost
+            return
+        if isinstance(message, Batch | Load | EngineDead):
+            if self.state is not LinkState.READY:
+                return  # from before the connection broke
+            self._incoming.check(message)
         match message:
             case Batch():
                 self._open.take(message)
@@ -374,6 +390,11 @@ class Link:
                 self._lose(LinkState.CONNECTING, f"engine died: {message.reason}")
 
     def _take_card(self, card: Card) -> None:
+        if not self._num_cards_due:
+            msg = "a card that was not asked for: the worker has begun anew"
+            raise SequenceError(msg)
+        self._num_cards_due -= 1
+        self._incoming = Incoming()
         try:
             self._accept(card)
         except Incompatible as error:

@@ -9,6 +9,7 @@ Laws:
   unknown message or enum member is a protocol error, so a new one needs a capability
   in Hello or Card first. Hello, Card and Refused stay readable across
   ``PROTOCOL_VERSION``s: they carry the sentence that names the mismatch.
+- ``seq`` numbers a link's messages (see ``numbering``); the link sets it.
 - ``token_ids`` and ``logprobs`` are packed (see ``tokens``); shapes stand beside them.
 """
 
@@ -51,6 +52,9 @@ PROTOCOL_VERSION = 1
 
 JsonObject = dict[str, Any]
 """A connector's own object, passed through without a look inside."""
+
+Seq = int | msgspec.UnsetType
+"""1, 2, ... on its link and in its direction; not sent by releases before 0.4."""
 
 
 class Role(StrEnum):
@@ -162,6 +166,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     # prompt; its arguments are the other field's.
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: JsonObject | None = None
+    seq: Seq = msgspec.UNSET
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
@@ -171,6 +176,7 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
     """
 
     request_id: str
+    seq: Seq = msgspec.UNSET
 
 
 class ReleaseKV(msgspec.Struct, tag="release_kv", frozen=True):
@@ -181,18 +187,21 @@ class ReleaseKV(msgspec.Struct, tag="release_kv", frozen=True):
 
     request_id: str  # the prefill leg's
     handover: JsonObject
+    seq: Seq = msgspec.UNSET
 
 
 class Ping(msgspec.Struct, tag="ping", frozen=True):
     """The frontend is alive; every ``HEARTBEAT_INTERVAL_S``."""
 
     incarnation: str
+    seq: Seq = msgspec.UNSET
 
 
 class Bye(msgspec.Struct, tag="bye", frozen=True):
     """The frontend leaves: whatever it still runs is aborted."""
 
     reason: str = ""
+    seq: Seq = msgspec.UNSET
 
 
 FromFrontend = Hello | Submit | Cancel | ReleaseKV | Ping | Bye
@@ -274,6 +283,7 @@ class Batch(msgspec.Struct, tag="batch", frozen=True):
 
     tokens: list[Tokens] = []
     finished: list[Finished] = []
+    seq: Seq = msgspec.UNSET
 
 
 class Load(msgspec.Struct, tag="load", frozen=True, omit_defaults=True):
@@ -287,12 +297,14 @@ class Load(msgspec.Struct, tag="load", frozen=True, omit_defaults=True):
     draining: bool = False
     num_requests: int = 0  # open in the worker, for all frontends
     num_steps: int | None = None  # that its engine has made; None: it does not count
+    seq: Seq = msgspec.UNSET
 
 
 class EngineDead(msgspec.Struct, tag="engine_dead", frozen=True):
     """The engine died; Finished of every open request precedes it. The worker exits."""
 
     reason: str
+    seq: Seq = msgspec.UNSET
 
 
 FromWorker = Card | Refused | Batch | Load | EngineDead

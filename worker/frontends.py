@@ -12,6 +12,7 @@ from tokenwire.protocol.messages import (
     Hello,
     Submit,
 )
+from tokenwire.protocol.numbering import Incoming, Outgoing
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids
 from tokenwire.worker.engine import EngineFinished
 
@@ -23,13 +24,23 @@ __all__ = ["Frontend", "Request"]
 class Frontend:
     """A peer that has said hello."""
 
-    __slots__ = ("hello", "identity", "is_dirty", "liveness", "outbox", "requests")
+    __slots__ = (
+        "hello",
+        "identity",
+        "incoming",
+        "is_dirty",
+        "liveness",
+        "outbox",
+        "outgoing",
+        "requests",
+    )
 
     def __init__(self, identity: bytes, hello: Hello, liveness: Liveness) -> None:
         self.identity = identity
         self.hello = hello
         self.liveness = liveness
         self.requests: dict[str, Request] = {}  # by the frontend's id
+        self.incoming, self.outgoing = Incoming(), Outgoing()
         self.outbox = Outbox()
         self.is_dirty = False  # whether the outbox waits for the next flush
 

@@ -58,7 +58,11 @@ class Receiver(Protocol):
     """Who takes what the frontends send; called on the event loop."""
 
     def received(self, identity: bytes, message: FromFrontend) -> None:
-        """Take a message."""
+        """Take a message.
+
+        Raises:
+            RemoteProtocolError: It is not in its place.
+        """
 
     def broken(self, identity: bytes, reason: str) -> None:
         """Take note that this peer broke the protocol, and is heard no more."""
@@ -189,7 +193,10 @@ class Link:
         except (RemoteProtocolError, MessageTooLarge) as error:
             self._ban(receiver, identity, str(error))
             return
-        receiver.received(identity, message)
+        try:
+            receiver.received(identity, message)
+        except RemoteProtocolError as error:
+            self._ban(receiver, identity, str(error))
 
     def _ban(self, receiver: Receiver, identity: bytes, reason: str) -> None:
         logger.warning("peer %s broke the protocol: %s", identity.hex(), reason)

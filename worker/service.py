@@ -105,7 +105,11 @@ class Service:
     # -- from the frontends ---------------------------------------------------------
 
     def received(self, identity: bytes, message: FromFrontend) -> None:
-        """Take a message of the peer *identity*."""
+        """Take a message of the peer *identity*.
+
+        Raises:
+            SequenceError: Messages before it are missing, or it is not in its place.
+        """
         if isinstance(message, Hello):
             self._hello(identity, message)
             return
@@ -115,6 +119,7 @@ class Service:
                 self._sender.send(identity, Refused("say hello first"))
             return
         frontend.liveness.heard(self._timers.time())
+        frontend.incoming.check(message)
         match message:
             case Submit():
                 self._submit(frontend, message)
@@ -146,25 +151,23 @@ class Service:
             self._sender.send(identity, Refused(str(error)))
             return
         known = self._frontends.get(identity)
-        if known is not None and known.hello.incarnation != hello.incarnation:
-            self._lose(known, "it has started anew")
-            known = None
-        if known is None:
-            if len(self._frontends) >= MAX_FRONTENDS:
-                reason = f"this worker has {MAX_FRONTENDS} frontends, its limit"
-                self._sender.send(identity, Refused(reason))
-                return
-            liveness = Liveness(
-                self._timers.time(),
-                self._bounds.heartbeat_interval_s,
-                self._bounds.heartbeat_timeout_s,
-            )
-            known = Frontend(identity, hello, liveness)
-            self._frontends[identity] = known
-            logger.info("frontend %s is here", hello.frontend_id)
-        known.liveness.heard(self._timers.time())
-        self._send(known, self._card)
-        self._send(known, self._load())
+        if known is not None:
+            # Its connection broke, and it has given up what it had open here.
+            self._lose(known, "it has begun anew")
+        if len(self._frontends) >= MAX_FRONTENDS:
+            reason = f"this worker has {MAX_FRONTENDS} frontends, its limit"
+            self._sender.send(identity, Refused(reason))
+            return
+        liveness = Liveness(
+            self._timers.time(),
+            self._bounds.heartbeat_interval_s,
+            self._bounds.heartbeat_timeout_s,
+        )
+        frontend = Frontend(identity, hello, liveness)
+        self._frontends[identity] = frontend
+        logger.info("frontend %s is here", hello.frontend_id)
+        self._send(frontend, self._card)
+        self._send(frontend, self._load())
 
     def _submit(self, frontend: Frontend, submit: Submit) -> None:
         is_open = submit.request_id in frontend.requests
@@ -326,7 +329,8 @@ class Service:
     def _send(self, frontend: Frontend, message: FromWorker) -> bool:
         if self._frontends.get(frontend.identity) is not frontend:
             return False
-        if self._sender.send(frontend.identity, message):
+        if self._sender.send(frontend.identity, frontend.outgoing.numbered(message)):
+            frontend.outgoing.sent(message)
             return True
         self._lose(frontend, "nothing can be sent to it")
         return False

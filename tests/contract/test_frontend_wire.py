@@ -380,7 +380,7 @@ async def test_close_says_goodbye_and_ends_what_is_open(pair: Pair) -> None:
     recorder = await pair.submit()
     pair.link.close("over")
 
-    assert await pair.worker.receive(Bye) == Bye("over")
+    assert await pair.worker.receive(Bye) == Bye("over", seq=2)
     assert recorder.losses == ["worker fake was lost: over"]
 
 
@@ -420,3 +420,50 @@ async def test_an_incompatible_worker_is_refused_in_a_sentence(
 
         assert words in pair.link.reason
         assert not pair.link.usable
+
+
+@pytest.mark.parametrize(
+    ("messages", "fault"),
+    [
+        ((Load("1", seq=2),), "1 messages are missing before Load 2"),
+        ((Load("1", seq=1), Load("1", seq=1)), "Load 1 came where number 2 was due"),
+        ((CARD,), "a card that was not asked for"),
+    ],
+    ids=["lost", "repeated", "card"],
+)
+async def test_a_message_out_of_its_place_resets_the_link(
+    pair: Pair, messages: tuple[FromWorker, ...], fault: str
+) -> None:
+    """What was lost may have been an end: its request must not wait for ever."""
+    recorder = await pair.submit()
+    await pair.worker.send(*messages)
+    await eventually(lambda: bool(recorder.losses))
+
+    assert fault in recorder.losses[0]
+    assert pair.link.num_protocol_errors == 1
+    await pair.ready()
+
+
+async def test_a_lost_card_is_asked_for_again() -> None:
+    """The worker's beat says that it has heard the Hello."""
+    async with connected() as pair:
+        await pair.worker.receive(Hello)
+        await pair.worker.send(Load("1", seq=1))
+        await pair.worker.receive(Hello)
+        await pair.worker.send(CARD, Load("1", seq=1), CARD, Load("1", seq=1))
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        await pair.submit()
+
+        assert not pair.link.num_protocol_errors
+
+
+async def test_what_a_link_sends_is_numbered(pair: Pair) -> None:
+    """From 1 on, behind each Hello."""
+    pair.link.submit(Submit("r", pack_ids([1]), Sampling(9)), Recorder())
+    pair.link.cancel("r")
+    submit = await pair.worker.receive(Submit)
+    cancel = await pair.worker.receive(Cancel)
+
+    assert isinstance(submit, Submit)
+    assert isinstance(cancel, Cancel)
+    assert (submit.seq, cancel.seq) == (1, 2)

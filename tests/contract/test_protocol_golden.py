@@ -90,6 +90,7 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
         reasoning_parser_kwargs={"chat_template_kwargs": {"enable_thinking": True}},
     ),
     "cancel": Cancel("r1"),
+    "cancel_numbered": Cancel("r1", seq=2),
     "release_kv": ReleaseKV("r1", {"remote_engine_id": "e"}),
     "ping": Ping("f00d"),
     "bye": Bye("rolling restart"),
@@ -119,6 +120,7 @@ FROM_WORKER: dict[str, FromWorker] = {
     ),
     "refused": Refused("another version"),
     "batch_empty": Batch(),
+    "batch_numbered": Batch(seq=1),
     "batch_tokens": Batch(
         tokens=[
             Tokens("r1", 0, pack_ids([7])),
@@ -154,6 +156,7 @@ FROM_WORKER: dict[str, FromWorker] = {
     ),
     "load": Load("beef", 1, 2, 0.5, 300, draining=True, num_requests=3),
     "load_idle": Load("beef"),
+    "load_numbered": Load("beef", seq=70_000),
     "engine_dead": EngineDead("out of memory"),
 }
 

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
+from tokenwire.protocol.errors import SequenceError
 from tokenwire.protocol.messages import (
     PROTOCOL_VERSION,
     Bye,
@@ -18,6 +19,7 @@ from tokenwire.protocol.messages import (
     Finished,
     FinishReason,
     FromFrontend,
+    FromWorker,
     Hello,
     Leg,
     Load,
@@ -29,6 +31,7 @@ from tokenwire.protocol.messages import (
     Sampling,
     Submit,
 )
+from tokenwire.protocol.numbering import Numbered
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
 from tokenwire.worker.admission import Bounds
 from tokenwire.worker.engine import EngineFinished, EngineLoad, EngineTokens
@@ -157,16 +160,41 @@ def test_who_has_not_said_hello_is_told_to(message: FromFrontend) -> None:
     assert not desk.engine.submitted
 
 
-def test_a_second_hello_of_the_same_start_changes_nothing() -> None:
-    """It is answered again; what is open goes on."""
+def test_a_second_hello_of_the_same_start_begins_anew() -> None:
+    """Its connection broke, so it has given up what it had open: that is aborted."""
     desk = Desk(A)
     name = desk.submit()
     desk.say(A, Hello(PROTOCOL_VERSION, "frontend-a", "1"))
     assert desk.sender.take(A)[0] == desk.card
     desk.tokens((name, [5]))
     desk.timers.settle()
-    assert desk.sender.items(A)[0]
-    assert not desk.engine.aborted
+    assert not desk.sender.items(A)[0]
+    assert desk.engine.aborted == [name]
+
+
+def numbers(messages: list[FromWorker]) -> list[object]:
+    """Return the numbers of messages that have one."""
+    return [message.seq for message in messages if isinstance(message, Numbered)]
+
+
+def test_what_is_sent_is_numbered_from_the_card_on() -> None:
+    """Each peer has its own count, and a Hello begins it anew."""
+    desk = Desk(A, B)
+    desk.tokens((desk.submit(), [5]))
+    desk.timers.settle()
+    assert numbers(desk.sender.take(A)) == [2]  # behind the load
+    desk.say(A, Hello(PROTOCOL_VERSION, "frontend-a", "1"))
+    assert desk.sender.take(A) == [desk.card, Load("w1", seq=1)]
+    desk.service.drain()
+    assert numbers(desk.sender.take(B)) == [2]
+
+
+def test_a_message_that_is_missing_is_noticed_by_the_next() -> None:
+    """A Submit that got lost would otherwise stay open for ever."""
+    desk = Desk(A)
+    desk.say(A, Ping("1", seq=1))
+    with pytest.raises(SequenceError, match="1 messages are missing before Ping 3"):
+        desk.say(A, Ping("1", seq=3))
 
 
 def test_a_hello_of_a_new_start_aborts_what_the_old_one_had() -> None:
@@ -524,7 +552,7 @@ def test_every_frontend_hears_the_load_once_per_interval() -> None:
         desk.timers.advance(0.25)
         desk.service.tick()
     loads = [message for message in desk.sender.take(B) if isinstance(message, Load)]
-    assert loads[-1] == Load("w1", 2, 3, 0.5, 7, num_requests=1)
+    assert loads[-1] == Load("w1", 2, 3, 0.5, 7, num_requests=1, seq=3)
     assert len(loads) in {2, 3}
     assert desk.metric("num_requests_running") == 2
     assert desk.metric("kv_cache_usage_perc") == 0.5
@@ -539,9 +567,9 @@ def test_a_dead_engine_ends_everything_and_every_frontend_is_told() -> None:
     desk.service.on_change = lambda: changes.append("changed")
     desk.service.died("it died")
     *batches, dead = desk.sender.take(A)
-    assert dead == EngineDead("it died")
+    assert dead == EngineDead("it died", seq=3)
     assert len(batches) == 1
-    assert desk.sender.take(B) == [EngineDead("it died")]
+    assert desk.sender.take(B) == [EngineDead("it died", seq=2)]
     assert desk.service.dead_reason == "it died"
     assert desk.service.num_requests == 0
     assert changes
