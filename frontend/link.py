@@ -26,6 +26,7 @@ from tokenwire.protocol.errors import (
 from tokenwire.protocol.limits import (
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_TIMEOUT_S,
+    MAX_ERROR_CHARS,
     MAX_MESSAGE_BYTES,
     SEND_QUEUE_MESSAGES,
 )
@@ -289,6 +290,9 @@ class Link:
 
     def _reset(self, reason: str) -> None:
         """Give this connection up and start a new one."""
+        if self.state is LinkState.READY:
+            # If it is heard, what is open there ends at once.
+            self._send(Bye(reason[:MAX_ERROR_CHARS]))
         self._stall.idle()
         self._num_cards_due = 0
         self._drop_socket()

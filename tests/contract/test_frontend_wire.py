@@ -441,6 +441,9 @@ async def test_a_message_out_of_its_place_resets_the_link(
 
     assert fault in recorder.losses[0]
     assert pair.link.num_protocol_errors == 1
+    bye = await pair.worker.receive(Bye)  # nobody waits for what is open there
+    assert isinstance(bye, Bye)
+    assert fault in bye.reason
     await pair.ready()
 
 
