@@ -223,12 +223,14 @@ class Link:
     def tick(self) -> None:
         """Do what time asks for: call every heartbeat interval."""
         now = self._loop.time()
+        if self._liveness.slept(now) and self._open:
+            self._stall.begin(now)
         if self.state in (LinkState.HELLO, LinkState.REFUSED):
             if now >= self._next_hello:
                 self._say_hello()
         elif self.state is LinkState.READY:
             if self._liveness.lost(now):
-                self._read()  # this process may have slept, not the worker
+                self._read()  # what came while this process was busy
             silence = self._liveness.silence_s(now)
             if silence > self._liveness.timeout_s:
                 self._reset(f"silent for {silence:.1f} s")

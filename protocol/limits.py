@@ -11,6 +11,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "MAX_REQUEST_ID_CHARS",
     "SEND_QUEUE_MESSAGES",
+    "SLEPT_S",
 ]
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -40,3 +41,8 @@ HEARTBEAT_INTERVAL_S = 1.0
 HEARTBEAT_TIMEOUT_S = 4.0
 """Silence after which a peer counts as lost: three missed beats and their jitter, and
 inside the 5 s in which a client must hear of a dead worker."""
+
+SLEPT_S = 2.0
+"""Between two looks at the clock, which are due several times per heartbeat: this
+process did not run. Half the heartbeat timeout, so that a peer is not judged by what
+could not be heard."""

@@ -341,6 +341,8 @@ class Service:
         """Look at the clock; several times per heartbeat interval."""
         now = self._timers.time()
         for frontend in list(self._frontends.values()):
+            if frontend.liveness.slept(now):
+                continue  # this process was stopped: what it was sent is not read yet
             if frontend.liveness.lost(now):
                 silence_s = frontend.liveness.silence_s(now)
                 self._lose(frontend, f"nothing heard for {silence_s:.1f} s")

@@ -291,26 +291,60 @@ async def test_a_silent_worker_is_lost(
 ) -> None:
     """A worker that is connected and says nothing is given up after the timeout."""
     recorder = await pair.submit()
-    later = asyncio.get_running_loop().time() + 2 * HEARTBEAT_TIMEOUT_S
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: later)
-    pair.link.tick()
+    for _ in range(int(HEARTBEAT_TIMEOUT_S)):
+        assert not recorder.losses
+        move_clock(monkeypatch, 1.0)
+        pair.link.tick()
 
     assert "silent" in recorder.losses[0]
+
+
+async def test_a_frontend_that_slept_gives_no_worker_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gave up all of them at once, and its requests had nowhere to go."""
+    recorder = await pair.submit()
+    await pair.worker.send(Batch([tokens(0, 5)]))
+    await eventually(lambda: recorder.ids == [5])
+    move_clock(monkeypatch, 5 * STALL_TIMEOUT_S)
+    pair.link.tick()
+
+    assert pair.link.usable
+    assert not recorder.losses
+
+
+@dataclass
+class MovedClock:
+    """A clock that is ahead of another one."""
+
+    clock: Callable[[], float]
+    by_s: float = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.clock() + self.by_s
 
 
 def move_clock(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
     """Move the loop's clock; it goes on from there."""
     loop = asyncio.get_running_loop()
-    before = loop.time
-    monkeypatch.setattr(loop, "time", lambda: before() + by_s)
+    clock: Any = loop.time
+    if not isinstance(clock, MovedClock):
+        clock = MovedClock(clock)
+        monkeypatch.setattr(loop, "time", clock)
+    clock.by_s += by_s
 
 
 async def beating(pair: Pair, later_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Move the clock, and let the worker beat at the new time."""
-    move_clock(monkeypatch, later_s)
-    await pair.worker.send(Load("1", num_running=7))
-    await eventually(lambda: pair.link.load.num_running == 7)
-    pair.link.tick()
+    """Let time pass, second by second, in which the worker beats."""
+    for beat in range(1, int(later_s) + 1):
+        move_clock(monkeypatch, 1.0)
+        await pair.worker.send(Load("1", num_running=beat))
+        while pair.link.load.num_running != beat:
+            await asyncio.sleep(0)
+        pair.link.tick()
+        if pair.link.state is not LinkState.READY:
+            return
 
 
 async def test_a_worker_that_beats_but_brings_nothing_is_stalled(
@@ -348,7 +382,7 @@ async def test_a_worker_that_never_brings_a_first_token_is_stalled(
 ) -> None:
     """Such as a prefill worker, whose requests end with their first token."""
     recorder = await pair.submit()
-    await beating(pair, FIRST_TOKEN_TIMEOUT_S + 1, monkeypatch)
+    await beating(pair, FIRST_TOKEN_TIMEOUT_S + 2, monkeypatch)
 
     assert "no token for" in recorder.losses[0]
 

@@ -40,3 +40,15 @@ def test_missed_beats_are_not_made_up_for() -> None:
 def test_a_lost_worker_is_known_within_5_s() -> None:
     """The timeout allows three missed beats, and keeps the promise to clients."""
     assert 3 * HEARTBEAT_INTERVAL_S < HEARTBEAT_TIMEOUT_S < 5.0
+
+
+def test_the_silence_of_a_process_that_slept_does_not_count() -> None:
+    """After SIGCONT, or a suspended machine, every peer has its time again."""
+    liveness = Liveness(0.0)
+    for tick in range(1, 7):
+        assert not liveness.slept(tick / 2)
+    assert liveness.slept(30.0)
+    assert not liveness.lost(30.0)
+    assert not liveness.slept(30.5)
+    assert not liveness.lost(34.0)
+    assert liveness.lost(34.1)

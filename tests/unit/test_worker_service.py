@@ -484,9 +484,23 @@ def lose_by_bye(desk: Desk) -> None:
 
 def lose_by_silence(desk: Desk) -> None:
     """It is silent, while another one is not."""
-    desk.timers.advance(4.5)
-    desk.say(B, Ping("1"))
+    for _ in range(3):
+        desk.timers.advance(1.5)
+        desk.say(B, Ping("1"))
+        desk.service.tick()
+
+
+def test_a_worker_that_slept_gives_no_frontend_up() -> None:
+    """After SIGCONT what they have sent meanwhile is still to be read."""
+    desk = Desk(A)
+    desk.submit()
+    desk.timers.advance(60.0)
     desk.service.tick()
+    assert not desk.engine.aborted
+    for _ in range(3):
+        desk.timers.advance(1.5)
+        desk.service.tick()
+    assert desk.engine.aborted
 
 
 def lose_by_send(desk: Desk) -> None:
