@@ -130,6 +130,7 @@ class Link:
         self.num_protocol_errors = 0
         self._context = context
         self._frontend_id, self._incarnation = identity
+        self._link_id = secrets.token_hex(4)
         self._accept = accept
         self._on_ready = on_ready
         self._stall = Stall(stall_timeout_s, first_token_timeout_s)
@@ -362,7 +363,13 @@ class Link:
     def _say_hello(self) -> None:
         now = self._loop.time()
         self._next_hello = now + HELLO_AGAIN_S
-        if self._send(Hello(PROTOCOL_VERSION, self._frontend_id, self._incarnation)):
+        hello = Hello(
+            PROTOCOL_VERSION,
+            self._frontend_id,
+            self._incarnation,
+            link_id=self._link_id,
+        )
+        if self._send(hello):
             self._liveness = Liveness(now, timeout_s=self._timeout_s)
             self._outgoing = Outgoing()
             self._num_cards_due += 1

@@ -54,7 +54,7 @@ JsonObject = dict[str, Any]
 """A connector's own object, passed through without a look inside."""
 
 Seq = int | msgspec.UnsetType
-"""1, 2, ... on its link and in its direction; not sent by releases before 0.4."""
+"""1, 2, ... on its link and in its direction; an older peer sends none."""
 
 
 class Role(StrEnum):
@@ -105,13 +105,14 @@ class ErrorKind(StrEnum):
 # --- frontend to worker ------------------------------------------------------------
 
 
-class Hello(msgspec.Struct, tag="hello", frozen=True):
+class Hello(msgspec.Struct, tag="hello", frozen=True, omit_defaults=True):
     """First message on a link; answered by Card or Refused."""
 
     protocol_version: int
     frontend_id: str
     incarnation: str  # new with every start of the process
     capabilities: list[str] = []
+    link_id: str = ""  # of this frontend's links; stays when the link connects anew
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):

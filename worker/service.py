@@ -150,10 +150,7 @@ class Service:
         except Incompatible as error:
             self._sender.send(identity, Refused(str(error)))
             return
-        known = self._frontends.get(identity)
-        if known is not None:
-            # Its connection broke, and it has given up what it had open here.
-            self._lose(known, "it has begun anew")
+        self._lose_earlier(identity, hello)
         if len(self._frontends) >= MAX_FRONTENDS:
             reason = f"this worker has {MAX_FRONTENDS} frontends, its limit"
             self._sender.send(identity, Refused(reason))
@@ -168,6 +165,16 @@ class Service:
         logger.info("frontend %s is here", hello.frontend_id)
         self._send(frontend, self._card)
         self._send(frontend, self._load())
+
+    def _lose_earlier(self, identity: bytes, hello: Hello) -> None:
+        """Forget the connection that a link gave up for the one it says hello on.
+
+        What it sent before may only just have been read, if this worker was frozen, and
+        would keep its requests for another heartbeat timeout.
+        """
+        for earlier in list(self._frontends.values()):
+            if earlier.identity == identity or earlier.hello == hello:
+                self._lose(earlier, "it has begun anew")
 
     def _submit(self, frontend: Frontend, submit: Submit) -> None:
         is_open = submit.request_id in frontend.requests

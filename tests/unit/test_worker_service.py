@@ -206,6 +206,19 @@ def test_a_hello_of_a_new_start_aborts_what_the_old_one_had() -> None:
     assert desk.service.num_requests == 0
 
 
+def test_a_hello_on_a_new_connection_ends_what_the_old_one_had() -> None:
+    """The frontend gave that up, for example because this worker was frozen."""
+    desk = Desk(A)
+    name = desk.submit()
+    desk.say(A, Ping("1"))  # sent before, and read only now
+    desk.say(B, Hello(PROTOCOL_VERSION, "frontend-a", "1"))
+
+    assert desk.engine.aborted == [name]
+    assert desk.sender.take(B)[0] == desk.card
+    desk.say(A, Ping("1"))
+    assert desk.sender.take(A)[-1] == Refused("say hello first")
+
+
 def test_the_number_of_frontends_is_bounded() -> None:
     """The one above is refused."""
     desk = Desk()
