@@ -4,17 +4,18 @@ from __future__ import annotations
 
 __all__ = ["FIRST_TOKEN_TIMEOUT_S", "STALL_TIMEOUT_S", "SUSPECT_S", "Stall"]
 
-STALL_TIMEOUT_S = 8.0
-"""The least silence that counts while outputs are under way. Steps take 10 to 100 ms; a
-long prompt that is not prefilled in chunks may hold an engine for seconds."""
+STALL_TIMEOUT_S = 6.0
+"""The least silence that counts while outputs are under way: with what it takes to go on
+elsewhere, a client waits for less than 10 s. Steps take 10 to 100 ms; a chunk of a long
+prompt holds an engine for a second or, on a CPU, for a few."""
 
 FIRST_TOKEN_TIMEOUT_S = 120.0
 """The silence that counts in any case, also where none of the requests has a token yet:
 they may wait in a queue, or for the prefill of a prompt of 100,000 tokens."""
 
-STALL_GAPS = 50
+STALL_GAPS = 30
 """So many usual gaps between batches also have to pass: a CPU's steps may take a second
-each."""
+each. At the 200 ms of a full batch on two cores they are the least bound again."""
 
 STILL_STEPS = 4
 """So many stall timeouts may pass before a first token while the worker, which counts its
