@@ -104,7 +104,6 @@ class TokenwireCommands:
     port: int
     num_frontends: int
     engine_arguments: Sequence[str] = ()
-    heartbeat_timeout_s: float | None = None  # None: the processes' own default
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -117,7 +116,6 @@ class TokenwireCommands:
             *("--worker-id", spec.name, "--listen", "tcp://127.0.0.1:0"),
             *("--announce", str(announce), "--metrics-port", "0"),
         ]
-        command += self._heartbeat()
         engine_arguments = [*self._engine_parser(), *self.engine_arguments]
         if engine_arguments:
             command += ["--", *engine_arguments]
@@ -131,7 +129,6 @@ class TokenwireCommands:
             *("--model", self.model, "--served-model-name", self.served_model_name),
             *("--host", self.host, "--port", str(self.port)),
             *("--workers-file", str(workers_file)),
-            *self._heartbeat(),
         ]
         if self.tool_call_parser:
             command += ["--tool-call-parser", self.tool_call_parser]
@@ -149,11 +146,6 @@ class TokenwireCommands:
         if self.engine != "vllm" or not self.reasoning_parser:
             return []
         return ["--reasoning-parser", self.reasoning_parser]
-
-    def _heartbeat(self) -> list[str]:
-        if self.heartbeat_timeout_s is None:
-            return []
-        return ["--heartbeat-timeout-s", f"{self.heartbeat_timeout_s:g}"]
 
 
 def make_plan(

@@ -24,11 +24,6 @@ __all__ = ["main", "run"]
 MAX_PROCESSES = 64
 """Of one role: a typing error must not start a thousand engines."""
 
-CPU_HEARTBEAT_TIMEOUT_S = 15.0
-"""Engines that compute on this machine's cores starve the processes beside them: pauses
-of 5 s were seen on two busy cores. A killed worker is noticed at once all the same, by
-its closed connection; this is for one that hangs."""
-
 ENGINE_ARGUMENTS: dict[str, list[str]] = {
     "vllm": [],
     "sim": ["--mean-output-tokens", "128"],
@@ -67,7 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         port=port,
         num_frontends=settings.frontends,
         engine_arguments=engine_arguments or ENGINE_ARGUMENTS[settings.engine],
-        heartbeat_timeout_s=_heartbeat_timeout_s(settings.engine, machine),
         tool_call_parser=settings.tool_call_parser,
         reasoning_parser=settings.reasoning_parser,
     )
@@ -237,16 +231,6 @@ def _this_machine() -> Machine:
     gpus = Path("/proc/driver/nvidia/gpus")  # one folder each; no driver: no folder
     num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
     return Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=num_gpus)
-
-
-def _heartbeat_timeout_s(engine: str, machine: Machine) -> float | None:
-    if (
-        engine != "vllm"
-        or machine.num_gpus
-        or "TOKENWIRE_HEARTBEAT_TIMEOUT_S" in os.environ
-    ):
-        return None
-    return CPU_HEARTBEAT_TIMEOUT_S
 
 
 def _say(text: str) -> None:
