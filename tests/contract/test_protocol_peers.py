@@ -73,9 +73,9 @@ def test_a_newer_peer_may_add_fields(
 def test_a_newer_peer_may_add_items_to_tokens_and_logprobs(extra: list[Any]) -> None:
     """What follows the known items of an array is passed over."""
     logprobs = [1, b"aaaa", b"bbbb", b"cccc", *extra]
-    data = raw({"type": "batch", "tokens": [["r", 0, b"abcd", logprobs, *extra]]})
+    data = raw({"type": "batch", "tokens": [["r", 0, b"abcd", logprobs, 7, *extra]]})
     known = Logprobs(1, b"aaaa", b"bbbb", b"cccc")
-    assert decode_from_worker(data) == Batch([Tokens("r", 0, b"abcd", known)])
+    assert decode_from_worker(data) == Batch([Tokens("r", 0, b"abcd", known, 7)])
 
 
 @pytest.mark.parametrize(

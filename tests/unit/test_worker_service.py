@@ -219,6 +219,17 @@ def test_a_hello_on_a_new_connection_ends_what_the_old_one_had() -> None:
     assert desk.sender.take(A)[-1] == Refused("say hello first")
 
 
+def test_two_links_of_one_frontend_leave_each_other_alone() -> None:
+    """A worker may have two addresses, such as an IPv4 and an IPv6 one."""
+    desk = Desk()
+    desk.say(A, Hello(PROTOCOL_VERSION, "frontend-a", "1", link_id="x"))
+    desk.submit()
+    desk.say(B, Hello(PROTOCOL_VERSION, "frontend-a", "1", link_id="y"))
+
+    assert desk.engine.aborted == []
+    assert desk.service.num_requests == 1
+
+
 def test_the_number_of_frontends_is_bounded() -> None:
     """The one above is refused."""
     desk = Desk()
