@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -28,6 +29,10 @@ WORKER_WAIT_S = 10.0
 """How long a request that was accepted waits for a worker when all have failed: a
 restart behind a supervisor takes seconds where weights are cached; longer, and its
 client had better hear of it."""
+
+MAX_UNRELEASED = 4_096
+"""Releases that wait for a decode worker: as many as requests are served at once; the
+oldest go first, since their lease is over first."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +84,7 @@ class Pool:
         self._stall_timeout_s = stall_timeout_s
         self._first_token_timeout_s = first_token_timeout_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._unreleased = _no_releases()  # for want of a decode worker
         self._waiting: dict[Callable[[], None], None] = {}  # in order of arrival
         self._context = open_context()
         self._links: dict[str, Link] = {}
@@ -207,9 +213,10 @@ class Pool:
         message = ReleaseKV(request_id, handover)
         sent = any(link.release_kv(message) for link in self.usable(Role.DECODE))
         if not sent:
+            self._unreleased.append(message)
             _log.warning(
-                "request %s: no decode worker to release its KV through; "
-                "the prefill worker frees it when the lease ends",
+                "request %s: no decode worker to release its KV through; it waits for "
+                "one, or for the end of the prefill worker's lease",
                 request_id,
             )
         return sent
@@ -233,6 +240,9 @@ class Pool:
         ]
 
     def _wake(self) -> None:
+        unreleased, self._unreleased = self._unreleased, _no_releases()
+        for message in unreleased:
+            self.release_kv(message.request_id, message.handover)
         if not self.ready:
             return
         waiting, self._waiting = self._waiting, {}
@@ -251,6 +261,10 @@ class Pool:
         return unavailable(
             f"no worker can take requests now ({reasons or 'none known'})"
         )
+
+
+def _no_releases() -> deque[ReleaseKV]:
+    return deque(maxlen=MAX_UNRELEASED)
 
 
 def _fit(prefill: Link, decode: Link) -> bool:

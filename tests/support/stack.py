@@ -30,10 +30,26 @@ from tokenwire.worker.metrics import Metrics as WorkerMetrics
 from tokenwire.worker.service import Bounds, Service
 from tokenwire.worker.sim.engine import SimEngine
 from tokenwire.worker.sim.options import parse_options
+from tokenwire.worker.timers import Timers
 
-__all__ = ["MODEL_NAME", "Event", "Reply", "SimWorker", "Stack", "eventually", "stack"]
+__all__ = [
+    "MODEL_NAME",
+    "Event",
+    "Reply",
+    "SimWorker",
+    "Stack",
+    "eventually",
+    "frontend",
+    "stack",
+]
 
 MODEL_NAME = "tiny"
+BOUNDS = Bounds(
+    max_requests=1000,
+    max_queued_tokens=4 * 1024 * 1024,
+    heartbeat_interval_s=0.1,
+    heartbeat_timeout_s=4.0,
+)
 WAIT_S = 10.0  # any one condition; far above what it takes, far below the timeout
 LOOK_S = 0.01
 
@@ -94,12 +110,21 @@ class SimWorker:
     """A worker with the simulated engine."""
 
     def __init__(
-        self, model: Path, role: Role, name: str, options: Sequence[str]
+        self,
+        model: Path,
+        role: Role,
+        name: str,
+        options: Sequence[str],
+        *,
+        timers: Timers | None = None,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self.engine = SimEngine(
-            model=str(model), role=role, options=parse_options(options)
+            model=str(model), role=role, options=parse_options(options), timers=timers
         )
         self.link = Link("tcp://127.0.0.1:0")
+        self._timers = timers
+        self._bounds = bounds
         self.role = role
         self.name = name
         self._sha256 = load_model(str(model)).sha256
@@ -140,22 +165,21 @@ class SimWorker:
             card=Card(**{**card, **card_fields}),
             engine=engine,
             sender=self.link,
-            timers=asyncio.get_running_loop(),
+            timers=self._timers or asyncio.get_running_loop(),
             metrics=WorkerMetrics(MODEL_NAME, CollectorRegistry()),
-            bounds=Bounds(
-                max_requests=1000,
-                max_queued_tokens=4 * 1024 * 1024,
-                heartbeat_interval_s=0.1,
-                heartbeat_timeout_s=4.0,
-            ),
+            bounds=self._bounds,
         )
         self.link.start(self.service)
         self._tick = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         while True:
-            self.service.tick()
+            self.tick()
             await asyncio.sleep(0.05)
+
+    def tick(self) -> None:
+        """Do what time asks for."""
+        self.service.tick()
 
     @property
     def idle(self) -> bool:
@@ -227,6 +251,51 @@ async def _reply(answer: aiohttp.ClientResponse) -> Reply:
 
 
 @contextlib.asynccontextmanager
+async def frontend(
+    model: Path,
+    arguments: Sequence[str] = (),
+    executor: Executor | None = None,
+    parsers: Parsers | None = None,
+) -> AsyncGenerator[Stack]:
+    """Run a frontend that knows no worker yet; stop it in the end."""
+    config = parse_config(
+        [
+            *("--model", str(model), "--served-model-name", MODEL_NAME),
+            *("--port", "0", "--worker", "tcp://127.0.0.1:1"),
+            # Prompts of tests are short, and hand-overs are what they are about.
+            *("--remote-prefill-min-tokens", "0", *arguments),
+        ]
+    )
+    text_model = load_model(str(model), executor)
+    pool = Pool(
+        model=MODEL_NAME,
+        tokenizer_sha256=text_model.sha256,
+        frontend_id="test",
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
+        stall_timeout_s=config.stall_timeout_s,
+        first_token_timeout_s=config.first_token_timeout_s,
+        wait_s=config.worker_wait_s,
+        remote_prefill=config.remote_prefill,
+    )
+    server = Server(config, text_model, pool, FrontendMetrics(), 0, parsers)
+    app = server.application()
+    runner = Runner(app, handler_cancellation=True)
+    run = asyncio.create_task(pool.run())
+    try:
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as client:
+            yield Stack(f"http://{host}:{port}", pool, text_model, client, app)
+    finally:
+        run.cancel()
+        await runner.cleanup()
+        pool.close()
+
+
+@contextlib.asynccontextmanager
 async def stack(
     model: Path,
     roles: Sequence[Role] = (Role.AGGREGATED,),
@@ -243,47 +312,18 @@ async def stack(
         SimWorker(model, role, f"{role.value}-{n}", options)
         for n, role in enumerate(roles)
     ]
-    config = parse_config(
-        [
-            *("--model", str(model), "--served-model-name", MODEL_NAME),
-            *("--port", "0", "--worker", "tcp://127.0.0.1:1"),
-            # Prompts of tests are short, and hand-overs are what they are about.
-            *("--remote-prefill-min-tokens", "0", *arguments),
-        ]
-    )
-    text_model = load_model(str(model), executor)
-    pool = Pool(
-        model=MODEL_NAME,
-        tokenizer_sha256=text_model.sha256,
-        frontend_id="test",
-        stall_timeout_s=config.stall_timeout_s,
-        first_token_timeout_s=config.first_token_timeout_s,
-        wait_s=config.worker_wait_s,
-        remote_prefill=config.remote_prefill,
-    )
-    server = Server(config, text_model, pool, FrontendMetrics(), 0, parsers)
-    app = server.application()
-    runner = Runner(app, handler_cancellation=True)
-    run = asyncio.create_task(pool.run())
     try:
-        for worker in workers:
-            await worker.start()
-        pool.set_endpoints([worker.link.endpoint for worker in workers])
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        await eventually(
-            lambda: sum(len(pool.usable(role)) for role in Role) == len(workers),
-            "workers ready",
-        )
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as client:
-            url = f"http://{host}:{port}"
-            yield Stack(url, pool, text_model, client, app, workers)
+        async with frontend(model, arguments, executor, parsers) as running:
+            for worker in workers:
+                await worker.start()
+            running.workers = workers
+            pool = running.pool
+            pool.set_endpoints([worker.link.endpoint for worker in workers])
+            await eventually(
+                lambda: sum(len(pool.usable(role)) for role in Role) == len(workers),
+                "workers ready",
+            )
+            yield running
     finally:
-        run.cancel()
-        await runner.cleanup()
-        pool.close()
         for worker in workers:
             await worker.stop()
