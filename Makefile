@@ -26,6 +26,9 @@ ENGINE_ARGS ?=
 # For the fuzzing: more arguments.
 FUZZ ?=
 
+# For the fault suite: more arguments, as in `make faults FAULTS='--kind cut --jobs 1'`.
+FAULTS ?=
+
 # For the tests: more arguments, as in `make unit PYTEST='-k link -x'`.
 PYTEST ?=
 
@@ -43,7 +46,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench fuzz soak docs model tree lock clean
+	engine-test bench faults fuzz soak docs model tree lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -116,6 +119,10 @@ soak: setup-dev  ## Load a frontend for MINUTES (10); fail if its memory grows.
 
 fuzz: setup-dev  ## Fuzz a simulated pair for FUZZ_SECONDS (600); FUZZ='--seed 1 --rounds 1'.
 	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/fuzz.py --model "$$model" $(FUZZ)
+
+faults: setup-dev  ## Inject faults by SEED (1) in CASES (300); CASE=N runs one; WRITE=1 into docs.
+	@PYTHONPATH=tests $(BIN)/python scripts/faults.py --seed $(or $(SEED),1) \
+		--cases $(or $(CASES),300) $(if $(CASE),--case $(CASE)) $(if $(WRITE),--write) $(FAULTS)
 
 docs: setup-dev  ## Write the tables of docs/api.md.
 	@$(BIN)/python scripts/api_docs.py
