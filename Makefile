@@ -46,7 +46,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench faults fuzz soak docs model tree lock clean
+	engine-test bench faults fuzz soak survive docs model tree lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -123,6 +123,11 @@ fuzz: setup-dev  ## Fuzz a simulated pair for FUZZ_SECONDS (600); FUZZ='--seed 1
 faults: setup-dev  ## Inject faults by SEED (1) in CASES (300); CASE=N runs one; WRITE=1 into docs.
 	@PYTHONPATH=tests $(BIN)/python scripts/faults.py --seed $(or $(SEED),1) \
 		--cases $(or $(CASES),300) $(if $(CASE),--case $(CASE)) $(if $(WRITE),--write) $(FAULTS)
+
+survive: setup-dev  ## Hurt a real stack under load (STACK=tokenwire, vllm-router, dynamo).
+	@$(SETUP) $(EXTRA)
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/survive.py \
+		--stack $(or $(STACK),tokenwire)
 
 docs: setup-dev  ## Write the tables of docs/api.md.
 	@$(BIN)/python scripts/api_docs.py
