@@ -29,6 +29,7 @@ _OWN_VARIABLES = frozenset(
         *("PREFILL", "DECODE", "AGGREGATED", "FRONTENDS", "START_TIMEOUT_S"),
         *("ROLE", "WORKER_ID", "LISTEN", "ANNOUNCE", "METRICS_PORT"),
         *("WORKER", "WORKERS_FILE", "WORKERS_DNS", "REUSE_PORT"),
+        *("CURVE", "CURVE_SECRET_KEY", "CURVE_ALLOWED_KEYS", "CURVE_WORKER_KEYS"),
     )
 )
 """Settings that this program makes for its children, so that theirs must not come from
@@ -106,6 +107,7 @@ class TokenwireCommands:
     engine_arguments: Sequence[str] = ()
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    keys: Path | None = None  # folder of the pairs ``frontend`` and ``worker``
 
     def worker(self, spec: WorkerSpec, announce: Path) -> list[str]:
         """Return the command of a worker."""
@@ -116,6 +118,7 @@ class TokenwireCommands:
             *("--worker-id", spec.name, "--listen", "tcp://127.0.0.1:0"),
             *("--announce", str(announce), "--metrics-port", "0"),
         ]
+        command += self._keys("worker", "--curve-allowed-keys", "frontend")
         engine_arguments = [*self._engine_parser(), *self.engine_arguments]
         if engine_arguments:
             command += ["--", *engine_arguments]
@@ -129,6 +132,7 @@ class TokenwireCommands:
             *("--model", self.model, "--served-model-name", self.served_model_name),
             *("--host", self.host, "--port", str(self.port)),
             *("--workers-file", str(workers_file)),
+            *self._keys("frontend", "--curve-worker-keys", "worker"),
         ]
         if self.tool_call_parser:
             command += ["--tool-call-parser", self.tool_call_parser]
@@ -146,6 +150,14 @@ class TokenwireCommands:
         if self.engine != "vllm" or not self.reasoning_parser:
             return []
         return ["--reasoning-parser", self.reasoning_parser]
+
+    def _keys(self, own: str, peer_option: str, peer: str) -> list[str]:
+        if self.keys is None:
+            return []
+        return [
+            *("--curve-secret-key", str(self.keys / f"{own}.secret")),
+            *(peer_option, str(self.keys / f"{peer}.public")),
+        ]
 
 
 def make_plan(

@@ -10,11 +10,12 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from tokenwire.protocol.settings import SettingsParser
 
+from .keys import make_pair
 from .plan import BadPlan, Commands, Machine, Plan, TokenwireCommands, make_plan
 from .probe import PortUnusable, usable_port
 from .supervisor import START_TIMEOUT_S, Supervisor, Timing
@@ -54,30 +55,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except PortUnusable as error:
         sys.exit(f"tokenwire-up: {error}")
     machine = _this_machine()
-    commands = TokenwireCommands(
-        engine=settings.engine,
-        model=model,
-        served_model_name=settings.served_model_name or _name_of(model),
-        host=settings.host,
-        port=port,
-        num_frontends=settings.frontends,
-        engine_arguments=engine_arguments or ENGINE_ARGUMENTS[settings.engine],
-        tool_call_parser=settings.tool_call_parser,
-        reasoning_parser=settings.reasoning_parser,
-    )
-    try:
-        plan = make_plan(
-            commands,
-            num_prefill=settings.prefill,
-            num_decode=settings.decode,
-            num_aggregated=settings.aggregated,
-            machine=machine,
-            environ=os.environ,
+    with _throw_away_keys(wanted=settings.curve) as keys:
+        commands = TokenwireCommands(
+            engine=settings.engine,
+            model=model,
+            served_model_name=settings.served_model_name or _name_of(model),
+            host=settings.host,
+            port=port,
+            num_frontends=settings.frontends,
+            engine_arguments=engine_arguments or ENGINE_ARGUMENTS[settings.engine],
+            tool_call_parser=settings.tool_call_parser,
+            reasoning_parser=settings.reasoning_parser,
+            keys=keys,
         )
-    except BadPlan as error:
-        parser.error(str(error))
-    timing = Timing(start_timeout_s=settings.start_timeout_s)
-    sys.exit(run(plan, commands, settings.log_dir, timing))
+        try:
+            plan = make_plan(
+                commands,
+                num_prefill=settings.prefill,
+                num_decode=settings.decode,
+                num_aggregated=settings.aggregated,
+                machine=machine,
+                environ=os.environ,
+            )
+        except BadPlan as error:
+            parser.error(str(error))
+        timing = Timing(start_timeout_s=settings.start_timeout_s)
+        sys.exit(run(plan, commands, settings.log_dir, timing))
 
 
 def run(plan: Plan, commands: Commands, log_dir: str | None, timing: Timing) -> int:
@@ -174,6 +177,11 @@ def _parser() -> SettingsParser:
         metavar="NAME",
         help="vLLM's parser of reasoning, for frontends and engines",
     )
+    add(
+        "--curve",
+        action="store_true",
+        help="encrypt the links between frontends and workers, with keys of this run",
+    )
     add("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)")
     add(
         "--port",
@@ -221,6 +229,19 @@ def _demo_model(parser: SettingsParser) -> str:
     if not folder.is_dir():
         parser.error(f"--model is required: no demo model is built in {folder}")
     return str(folder)
+
+
+@contextlib.contextmanager
+def _throw_away_keys(*, wanted: bool) -> Generator[Path | None]:
+    """Give a private folder with a pair for the frontends and one for the workers."""
+    if not wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="tokenwire-keys-") as name:
+        folder = Path(name)
+        for owner in ("frontend", "worker"):
+            make_pair(folder / owner)
+        yield folder
 
 
 def _name_of(model: str) -> str:

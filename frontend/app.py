@@ -13,8 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import uvloop
 from aiohttp import web
 
+from tokenwire.protocol.keys import INSECURE, KeyFileError
+
 from .config import Config, parse_config
 from .discovery import discover
+from .keyring import Keyring
 from .listener import Runner
 from .metrics import Metrics
 from .model import ModelError, load_model
@@ -43,6 +46,12 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        keyring = Keyring.read(config.keys)
+    except KeyFileError as error:
+        sys.exit(f"tokenwire-frontend: {error}")
+    if config.keys.insecure_plaintext:
+        _log.warning(INSECURE)
     executor = ThreadPoolExecutor(LONG_WORK_THREADS, "long-work")
     try:
         model = load_model(config.model, executor)
@@ -56,7 +65,7 @@ def main() -> None:
             sys.stderr.write(f"tokenwire-frontend: {error}\n")
             sys.exit(2)  # a bad setting, as from the option parser
     try:
-        uvloop.run(serve(config, model, parsers))
+        uvloop.run(serve(config, model, keyring, parsers))
     except OSError as error:
         sys.exit(
             f"tokenwire-frontend: cannot listen on {config.host}:{config.port}: "
@@ -67,7 +76,10 @@ def main() -> None:
 
 
 async def serve(
-    config: Config, model: TextModel, parsers: Parsers | None = None
+    config: Config,
+    model: TextModel,
+    keyring: Keyring,
+    parsers: Parsers | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let requests end; a second signal forces.
 
@@ -93,6 +105,7 @@ async def serve(
         first_token_timeout_s=config.first_token_timeout_s,
         wait_s=config.worker_wait_s,
         remote_prefill=config.remote_prefill,
+        keyring=keyring,
     )
     server = Server(config, model, pool, metrics, int(time.time()), parsers)
     runner = Runner(

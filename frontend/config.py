@@ -9,8 +9,16 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenwire.protocol.keys import KeyFiles
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S, MAX_MESSAGE_BYTES
-from tokenwire.protocol.settings import SettingsParser, port, seconds, whole_number
+from tokenwire.protocol.settings import (
+    SettingsParser,
+    add_key_options,
+    key_files,
+    port,
+    seconds,
+    whole_number,
+)
 
 from .disaggregation import MAX_QUEUED_TOKENS, MIN_UNCACHED_TOKENS, RemotePrefill
 from .nvext import Placement
@@ -33,6 +41,7 @@ class Config(msgspec.Struct, frozen=True):
     workers: tuple[str, ...]  # endpoints
     workers_file: str | None
     workers_dns: str | None  # NAME:PORT
+    keys: KeyFiles
     frontend_id: str
     max_inflight_requests: int
     max_body_bytes: int
@@ -154,6 +163,12 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         choices=["debug", "info", "warning", "error"],
         help="(default: %(default)s)",
     )
+    add_key_options(
+        parser,
+        "--curve-worker-keys",
+        "public keys of the workers: one for all, or KEY tcp://HOST:PORT; watched for "
+        "changes",
+    )
     _add_workers(parser)
     _add_parsers(parser)
     given = parser.parse_settings(arguments)
@@ -171,6 +186,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         workers=tuple(given.worker),
         workers_file=given.workers_file,
         workers_dns=given.workers_dns,
+        keys=key_files(parser, given),
         frontend_id=given.frontend_id
         or f"frontend-{os.getpid()}-{secrets.token_hex(2)}",
         max_inflight_requests=given.max_inflight_requests,

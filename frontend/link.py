@@ -1,9 +1,4 @@
-"""One DEALER to one worker: handshake, liveness, open requests; the only zmq here.
-
-The socket is driven by its file descriptor, not by ``zmq.asyncio``, which costs a
-task wake-up per message. The descriptor is edge-triggered: after every receive loop
-and every send the socket's events must be looked at again.
-"""
+"""A connection to one worker: handshake, liveness, open requests."""
 
 from __future__ import annotations
 
@@ -12,9 +7,6 @@ import enum
 import logging
 import secrets
 from collections.abc import Callable
-
-import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from tokenwire.protocol.codec import decode_from_worker, encode
 from tokenwire.protocol.errors import (
@@ -27,8 +19,6 @@ from tokenwire.protocol.limits import (
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_TIMEOUT_S,
     MAX_ERROR_CHARS,
-    MAX_MESSAGE_BYTES,
-    SEND_QUEUE_MESSAGES,
 )
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
@@ -49,39 +39,23 @@ from tokenwire.protocol.messages import (
 )
 from tokenwire.protocol.numbering import Incoming, Outgoing
 
+from .dealer import Context, Dealer
+from .keyring import LOOPBACK_ONLY, Keyring
 from .opened import OpenRequests
 from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
 from .reply import Reply
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S, Stall
 
-__all__ = ["TICK_S", "Link", "LinkState", "open_context"]
+__all__ = ["TICK_S", "Link", "LinkState"]
 
 _log = logging.getLogger(__name__)
-
-LINGER_MS = 200
-"""What a closing socket may still send: the Bye, not the backlog of a dead peer."""
-
-RECONNECT_MS = (100, 2_000)
-"""First and longest pause between connection attempts; a restarted worker is seen
-within 2 s."""
 
 HELLO_AGAIN_S = 10.0
 """After a refusal; an operator may have fixed the worker behind this address."""
 
-MAX_READS_PER_WAKE = 64
-"""Messages taken before other callbacks run: keeps the loop fair under a flood."""
-
-MAX_SOCKETS = 8_192
-"""Three per worker (its DEALER and the monitor's pair): over 2,000 workers."""
-
-_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-
-
-def open_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Return the process's ZeroMQ context; make it after any fork."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.max_sockets = MAX_SOCKETS
-    return context
+HANDSHAKE_AGAIN_S = 2.0
+"""After a handshake of ZeroMQ's that failed: keys may be changed at any time, and it
+costs the worker a tenth of a millisecond."""
 
 
 class LinkState(enum.Enum):
@@ -101,6 +75,7 @@ class Link:
         endpoint: Where the worker listens, ``tcp://host:port``.
         context: The process's ZeroMQ context.
         identity: This frontend's id and incarnation.
+        keyring: Says with which keys it connects, if it may.
         accept: Checks a card; raises ``Incompatible`` with a sentence.
         heartbeat_timeout_s: Silence after which the worker is lost.
         stall_timeout_s: The least time without a token, while an output is under way,
@@ -113,9 +88,10 @@ class Link:
         self,
         endpoint: str,
         *,
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: Context,
         identity: tuple[str, str],
         accept: Callable[[Card], None],
+        keyring: Keyring = LOOPBACK_ONLY,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         stall_timeout_s: float = STALL_TIMEOUT_S,
         first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
@@ -132,6 +108,8 @@ class Link:
         self._frontend_id, self._incarnation = identity
         self._link_id = secrets.token_hex(4)
         self._accept = accept
+        self._keyring = keyring
+        self._turn = 0  # which of several keys is the worker's
         self._on_ready = on_ready
         self._stall = Stall(stall_timeout_s, first_token_timeout_s)
         self._suspect_until = 0.0
@@ -143,8 +121,7 @@ class Link:
         self._next_hello = 0.0
         self._num_cards_due = 0  # Hellos of this connection without a card
         self._incoming, self._outgoing = Incoming(), Outgoing()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._monitor: zmq.Socket[bytes] | None = None
+        self._dealer: Dealer | None = None
         self._connect()
 
     # --- what others use -----------------------------------------------------------
@@ -228,7 +205,10 @@ class Link:
             self._stall.begin(now)
         if self.state in (LinkState.HELLO, LinkState.REFUSED):
             if now >= self._next_hello:
-                self._say_hello()
+                if self._dealer is None:
+                    self._connect()
+                else:
+                    self._say_hello()
         elif self.state is LinkState.READY:
             if self._liveness.lost(now):
                 self._read()  # what came while this process was busy
@@ -260,36 +240,58 @@ class Link:
 
     # --- the socket ----------------------------------------------------------------
 
+    def connected(self) -> None:
+        """Begin the handshake; called by the socket."""
+        self._say_hello()
+
+    def disconnected(self) -> None:
+        """Give up what is open; called by the socket, which goes on trying."""
+        self._num_cards_due = 0
+        self._lose(LinkState.CONNECTING, "connection lost")
+
+    def handshake_failed(self, reason: str) -> None:
+        """Try again in a while, with the next key if there are several."""
+        self._turn += 1
+        self._num_cards_due = 0
+        self._drop_socket()
+        self._refuse(reason, HANDSHAKE_AGAIN_S)
+
+    def received(self, data: bytes) -> None:
+        """Take a message; called by the socket."""
+        now = self._loop.time()
+        self._liveness.heard(now)
+        try:
+            message = decode_from_worker(data)
+            if type(message) is Batch:
+                self._stall.batch(now)
+            self._handle(message)
+        except RemoteProtocolError as error:
+            self.num_protocol_errors += 1
+            _log.error("worker %s broke the protocol: %s", self.worker_id, error)
+            self._reset(f"broke the protocol: {error}")
+        except ProtocolError as error:
+            self._reset(str(error))
+
     def _connect(self) -> None:
-        socket = self._context.socket(zmq.DEALER)
-        # A new identity each time: a ROUTER ignores a second peer with a known one.
-        socket.identity = f"{self._frontend_id}:{secrets.token_hex(4)}".encode()
-        socket.linger = LINGER_MS
-        socket.immediate = True  # nothing queues for a worker that is not there
-        socket.sndhwm = socket.rcvhwm = SEND_QUEUE_MESSAGES
-        socket.maxmsgsize = MAX_MESSAGE_BYTES
-        socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
-        # ZeroMQ's own ping closes a half-open connection; not before we would.
-        socket.heartbeat_ivl = int(1_000 * HEARTBEAT_INTERVAL_S)
-        socket.heartbeat_timeout = int(1_000 * self._timeout_s)
-        monitor = socket.get_monitor_socket(_MONITORED)
-        socket.connect(self.endpoint)
-        self._socket, self._monitor = socket, monitor
-        self._loop.add_reader(socket.fileno(), self._read)
-        self._loop.add_reader(monitor.fileno(), self._read_monitor)
-        # What came before the reader was there raises no edge.
-        self._loop.call_soon(self._read_monitor)
+        try:
+            curve = self._keyring.curve_for(self.endpoint, self._turn)
+        except Incompatible as error:
+            self._refuse(str(error))
+            return
+        self._dealer = Dealer(
+            self.endpoint,
+            context=self._context,
+            # A new identity each time: a ROUTER ignores a second peer with a known one.
+            identity=f"{self._frontend_id}:{secrets.token_hex(4)}".encode(),
+            curve=curve,
+            timeout_s=self._timeout_s,
+            listener=self,
+        )
 
     def _drop_socket(self) -> None:
-        socket, monitor = self._socket, self._monitor
-        self._socket = self._monitor = None
-        if socket is None or monitor is None:
-            return
-        self._loop.remove_reader(socket.fileno())
-        self._loop.remove_reader(monitor.fileno())
-        socket.disable_monitor()
-        monitor.close(linger=0)
-        socket.close()
+        dealer, self._dealer = self._dealer, None
+        if dealer is not None:
+            dealer.close()
 
     def _reset(self, reason: str) -> None:
         """Give this connection up and start a new one."""
@@ -303,60 +305,16 @@ class Link:
         self._connect()
 
     def _send(self, message: FromFrontend) -> bool:
-        socket = self._socket
-        if socket is None:
+        if self._dealer is None:
             return False
-        data = encode(self._outgoing.numbered(message))
-        try:
-            socket.send(data, zmq.NOBLOCK)
-        except zmq.Again:
+        if not self._dealer.send(encode(self._outgoing.numbered(message))):
             return False
         self._outgoing.sent(message)
-        # A send can swallow the edge of a message that arrived meanwhile.
-        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self._read)
         return True
 
     def _read(self) -> None:
-        socket = self._socket
-        if socket is None:
-            return
-        for _ in range(MAX_READS_PER_WAKE):
-            try:
-                data = socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            now = self._loop.time()
-            self._liveness.heard(now)
-            try:
-                message = decode_from_worker(data)
-                if type(message) is Batch:
-                    self._stall.batch(now)
-                self._handle(message)
-            except RemoteProtocolError as error:
-                self.num_protocol_errors += 1
-                _log.error("worker %s broke the protocol: %s", self.worker_id, error)
-                self._reset(f"broke the protocol: {error}")
-                return
-            except ProtocolError as error:
-                self._reset(str(error))
-                return
-            if self._socket is not socket:
-                return
-        self._loop.call_soon(self._read)
-
-    def _read_monitor(self) -> None:
-        while (monitor := self._monitor) is not None:
-            try:
-                frames = monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            event = parse_monitor_message(frames)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._say_hello()
-            elif event == zmq.EVENT_DISCONNECTED:
-                self._num_cards_due = 0
-                self._lose(LinkState.CONNECTING, "connection lost")
+        if self._dealer is not None:
+            self._dealer.read()
 
     # --- messages ------------------------------------------------------------------
 
@@ -436,10 +394,10 @@ class Link:
         self._stall.steps(load.num_steps, self._loop.time())
         self.load = load
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, again_s: float = HELLO_AGAIN_S) -> None:
         if self.reason != reason:
             _log.error("%s: not used: %s", self.endpoint, reason)
-        self._next_hello = self._loop.time() + HELLO_AGAIN_S
+        self._next_hello = self._loop.time() + again_s
         self._set_state(LinkState.REFUSED, reason)
 
     def _lose(self, state: LinkState, reason: str) -> None:

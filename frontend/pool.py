@@ -16,9 +16,11 @@ from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import Card, JsonObject, ReleaseKV, Role
 from tokenwire.protocol.tokens import TOKEN_BYTES
 
+from .dealer import open_context
 from .disaggregation import PrefillPlace, RemotePrefill
 from .errors import ApiError, unavailable
-from .link import TICK_S, Link, LinkState, open_context
+from .keyring import LOOPBACK_ONLY, Keyring
+from .link import TICK_S, Link, LinkState
 from .prefixes import Chain
 from .routing import choose, choose_prefill
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
@@ -74,6 +76,7 @@ class Pool:
         first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
         wait_s: float = WORKER_WAIT_S,
         remote_prefill: RemotePrefill | None = None,
+        keyring: Keyring = LOOPBACK_ONLY,
     ) -> None:
         self.model = model
         self.frontend_id = frontend_id
@@ -81,6 +84,7 @@ class Pool:
         self._tokenizer_sha256 = tokenizer_sha256
         self.wait_s = wait_s
         self._remote_prefill = remote_prefill or RemotePrefill()
+        self._keyring = keyring
         self._stall_timeout_s = stall_timeout_s
         self._first_token_timeout_s = first_token_timeout_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
@@ -107,6 +111,7 @@ class Pool:
                     context=self._context,
                     identity=(self.frontend_id, self.incarnation),
                     accept=self._accept,
+                    keyring=self._keyring,
                     heartbeat_timeout_s=self._heartbeat_timeout_s,
                     stall_timeout_s=self._stall_timeout_s,
                     first_token_timeout_s=self._first_token_timeout_s,

@@ -8,7 +8,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["SettingsParser", "port", "port_or_off", "seconds", "truth", "whole_number"]
+from .keys import KeyFiles
+
+__all__ = [
+    "SettingsParser",
+    "add_key_options",
+    "key_files",
+    "port",
+    "port_or_off",
+    "seconds",
+    "truth",
+    "whole_number",
+]
 
 PREFIX = "TOKENWIRE_"
 
@@ -113,6 +124,44 @@ def _variable(action: argparse.Action) -> str:
     if not long or action.dest in {"help", "version"}:
         return ""
     return PREFIX + long[2:].upper().replace("-", "_")
+
+
+def add_key_options(parser: SettingsParser, peer_keys: str, peers: str) -> None:
+    """Add the options of secure links; *peer_keys* is the one for the *peers*' keys."""
+    add = parser.add_argument
+    add(
+        "--curve-secret-key",
+        default="",
+        metavar="FILE",
+        help="this process's secret key, as tokenwire-keys makes it: links are encrypted",
+    )
+    add(peer_keys, default="", metavar="FILE", dest="peer_keys", help=peers)
+    add(
+        "--insecure-plaintext",
+        action="store_true",
+        help="allow links in plain text beyond this machine",
+    )
+
+
+def key_files(parser: SettingsParser, settings: argparse.Namespace) -> KeyFiles:
+    """Return what was given for ``add_key_options``.
+
+    Raises:
+        SystemExit: 2 after one sentence, if the options contradict each other.
+    """
+    files = KeyFiles(
+        settings.curve_secret_key, settings.peer_keys, settings.insecure_plaintext
+    )
+    if bool(files.secret_key) != bool(files.peer_keys):
+        option = next(
+            action.option_strings[0]
+            for action in parser._actions
+            if action.dest == "peer_keys"
+        )
+        parser.error(f"give both --curve-secret-key and {option}, or neither")
+    if files.secret_key and files.insecure_plaintext:
+        parser.error("--insecure-plaintext contradicts --curve-secret-key")
+    return files
 
 
 def truth(value: str) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import uvloop
 
+from tokenwire.protocol.keys import INSECURE, KeyFileError
 from tokenwire.protocol.messages import PROTOCOL_VERSION, Card
 from tokenwire.worker.engine import (
     Engine,
@@ -37,6 +38,7 @@ from tokenwire.worker.engine import (
 
 from .admission import Bounds
 from .config import WorkerConfig, parse_config
+from .gate import Gate
 from .link import Link, LinkError
 from .metrics import Metrics, MetricsServer, serve_metrics
 from .service import Service
@@ -96,7 +98,7 @@ class Worker:
             if service is not None:
                 await self._main_loop(service)
                 failed = service.dead_reason is not None
-        except (EngineStartError, LinkError, OSError) as error:
+        except (EngineStartError, KeyFileError, LinkError, OSError) as error:
             self._say(f"failed: {error}")
             failed = True
         finally:
@@ -124,7 +126,9 @@ class Worker:
         self._say("starting")
         # First what fails at once if it does: an engine may load for minutes.
         link = self._link = Link(
-            config.listen, heartbeat_timeout_s=config.heartbeat_timeout_s
+            config.listen,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            gate=None if config.keys.is_plaintext else Gate(config.keys),
         )
         if config.metrics_port is not None:
             self._metrics = serve_metrics(config.metrics_host, config.metrics_port)
@@ -204,6 +208,8 @@ class Worker:
             await self._tick(service)
 
     async def _tick(self, service: Service) -> None:
+        if self._link is not None:
+            self._link.tick()
         service.tick()
         self._wake.clear()
         interval_s = self._config.heartbeat_interval_s / TICKS_PER_HEARTBEAT
@@ -336,6 +342,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s"
     )
+    if config.keys.insecure_plaintext:
+        logging.getLogger(__name__).warning(INSECURE)
     _raise_file_limit()
     try:
         engine = make_engine(config)

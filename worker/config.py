@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenwire.protocol.keys import KeyFiles, stays_here
 from tokenwire.protocol.limits import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import Role
 from tokenwire.protocol.settings import (
     SettingsParser,
+    add_key_options,
+    key_files,
     port_or_off,
     seconds,
     whole_number,
@@ -46,6 +49,7 @@ class WorkerConfig:
     served_model_name: str
     weight_version: str
     listen: str
+    keys: KeyFiles
     announce: str  # path; empty: none
     worker_id: str
     metrics_host: str
@@ -79,6 +83,14 @@ def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         extra_args = shlex.split(settings.engine_args)
     except ValueError as error:
         parser.error(f"argument --engine-args: {error}")
+    keys = key_files(parser, settings)
+    is_open = keys.is_plaintext and not stays_here(settings.listen)
+    if is_open and not keys.insecure_plaintext:
+        parser.error(
+            f"--listen {settings.listen} without keys would let everyone who reaches it "
+            "use the engine: give --curve-secret-key and --curve-allowed-keys (make them "
+            "with tokenwire-keys), or --insecure-plaintext"
+        )
     return WorkerConfig(
         engine=settings.engine,
         role=Role(settings.role),
@@ -86,6 +98,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         served_model_name=settings.served_model_name or settings.model,
         weight_version=settings.weight_version,
         listen=settings.listen,
+        keys=keys,
         announce=settings.announce,
         worker_id=settings.worker_id or _own_name(settings.role),
         metrics_host=settings.metrics_host,
@@ -143,6 +156,11 @@ def _parser() -> SettingsParser:
         metavar="ENDPOINT",
         help="where frontends connect; port 0: any free one "
         "(default: tcp://127.0.0.1:0)",
+    )
+    add_key_options(
+        parser,
+        "--curve-allowed-keys",
+        "public keys of the frontends that may connect, one a line; watched for changes",
     )
     add(
         "--announce",

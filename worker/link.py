@@ -1,4 +1,4 @@
-"""The worker's socket: one bound ROUTER, the only ZeroMQ of this package.
+"""The worker's socket: one bound ROUTER, behind a gate where it can be reached.
 
 Laws:
 - Nothing here waits: a send that cannot be queued means that the peer is lost.
@@ -27,6 +27,8 @@ from tokenwire.protocol.limits import (
     SEND_QUEUE_MESSAGES,
 )
 from tokenwire.protocol.messages import FromFrontend, FromWorker, Refused
+
+from .gate import Gate
 
 __all__ = ["Link", "LinkError", "Receiver"]
 
@@ -67,6 +69,9 @@ class Receiver(Protocol):
     def broken(self, identity: bytes, reason: str) -> None:
         """Take note that this peer broke the protocol, and is heard no more."""
 
+    def expelled(self, identity: bytes, reason: str) -> None:
+        """Take note that this peer is no longer allowed, and is heard no more."""
+
 
 class Link:
     """A ROUTER on an endpoint, from its creation to ``close``."""
@@ -77,6 +82,7 @@ class Link:
         *,
         send_queue_messages: int = SEND_QUEUE_MESSAGES,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        gate: Gate | None = None,
     ) -> None:
         """Bind.
 
@@ -84,6 +90,7 @@ class Link:
             listen: ``tcp://HOST:PORT``, port 0 for any free one, or ``ipc://PATH``.
             send_queue_messages: What one peer may have unsent before it is lost.
             heartbeat_timeout_s: Silence of ZeroMQ's own ping that closes a connection.
+            gate: Who may connect; None: everyone, in plain text.
 
         Raises:
             LinkError: *listen* is not an endpoint, or is taken.
@@ -94,6 +101,10 @@ class Link:
         self._receiver: Receiver | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
+        self._gate = gate
+        self._socket.ipv6 = "[" in listen
+        if gate is not None:
+            gate.guard(self._context, self._socket)
         self._configure(send_queue_messages, heartbeat_timeout_s)
         try:
             self._socket.bind(listen)
@@ -109,6 +120,8 @@ class Link:
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._drain)
+        if self._gate is not None:
+            self._gate.start()
         self._drain_soon()  # what came before the reader leaves no edge
 
     def send(self, identity: bytes, message: FromWorker) -> bool:
@@ -129,11 +142,18 @@ class Link:
                 self._drain_soon()
         return True
 
+    def tick(self) -> None:
+        """Do what time asks for; several times a second."""
+        if self._gate is not None:
+            self._gate.refresh()
+
     def close(self) -> None:
         """Send what is queued, within ``LINGER_MS``, and close the socket."""
         if self._loop is not None and not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._receiver = None
+        if self._gate is not None:
+            self._gate.close(self._socket)
         self._socket.close(LINGER_MS)
         self._context.term()
 
@@ -172,14 +192,32 @@ class Link:
                 if self._receiver is None:  # closed by what a message led to
                     return
                 try:
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                    frames = self._receive(self._receiver)
                 except zmq.Again:
                     is_empty = True
                     return
-                self._take(self._receiver, frames)
+                if frames is not None:
+                    self._take(self._receiver, frames)
         finally:
             if not is_empty:  # no new edge comes for what is left
                 self._drain_soon()
+
+    def _receive(self, receiver: Receiver) -> list[bytes] | None:
+        """Return the frames of the next message; None if its sender must not send.
+
+        Raises:
+            zmq.Again: There is none.
+        """
+        if self._gate is None:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        # A frame knows whose key it came with, its bytes do not.
+        frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        identity = frames[0].bytes
+        if not self._gate.admits(frames[-1]):
+            if identity not in self._banned:
+                self._expel(receiver, identity)
+            return None
+        return [frame.bytes for frame in frames]
 
     def _take(self, receiver: Receiver, frames: list[bytes]) -> None:
         identity = frames[0]
@@ -200,9 +238,18 @@ class Link:
 
     def _ban(self, receiver: Receiver, identity: bytes, reason: str) -> None:
         logger.warning("peer %s broke the protocol: %s", identity.hex(), reason)
-        self._banned[identity] = None
-        if len(self._banned) > MAX_BANNED_PEERS:
-            self._banned.popitem(last=False)
+        self._hear_no_more(identity)
         receiver.broken(identity, reason)
         told = f"the protocol was broken: {reason}"[:MAX_ERROR_CHARS]
         self.send(identity, Refused(told))
+
+    def _expel(self, receiver: Receiver, identity: bytes) -> None:
+        reason = "its key is no longer allowed"
+        self._hear_no_more(identity)
+        receiver.expelled(identity, reason)
+        self.send(identity, Refused(reason))
+
+    def _hear_no_more(self, identity: bytes) -> None:
+        self._banned[identity] = None
+        if len(self._banned) > MAX_BANNED_PEERS:
+            self._banned.popitem(last=False)

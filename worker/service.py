@@ -144,6 +144,12 @@ class Service:
         if frontend is not None:
             self._lose(frontend, reason)
 
+    def expelled(self, identity: bytes, reason: str) -> None:
+        """Take note that a peer is no longer allowed: it is as lost."""
+        frontend = self._frontends.get(identity)
+        if frontend is not None:
+            self._lose(frontend, reason)
+
     def _hello(self, identity: bytes, hello: Hello) -> None:
         try:
             check_hello(hello)

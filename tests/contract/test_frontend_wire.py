@@ -14,7 +14,8 @@ import zmq
 import zmq.asyncio
 
 from support.stack import eventually
-from tokenwire.frontend.link import Link, LinkState, open_context
+from tokenwire.frontend.dealer import open_context
+from tokenwire.frontend.link import Link, LinkState
 from tokenwire.frontend.stall import (
     FIRST_TOKEN_TIMEOUT_S,
     STALL_TIMEOUT_S,

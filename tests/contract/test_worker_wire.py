@@ -82,6 +82,9 @@ class Desk:
         self.broken_peers.append((identity, reason))
         self.changed.set()
 
+    def expelled(self, identity: bytes, reason: str) -> None:
+        """Not used: there is no gate."""
+
     async def until(self, num_messages: int = 0, num_broken: int = 0) -> None:
         """Wait until so much has been recorded."""
         async with asyncio.timeout(WAIT_S):

@@ -196,3 +196,25 @@ async def test_sigterm_lets_a_stream_end(pair: Up) -> None:
 
     assert '"finish_reason":"length"' in rest
     assert rest.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.timeout(90)
+async def test_up_with_curve_serves_and_leaves_no_keys(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Throw-away keys wire everything, and are gone in the end."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    settings = {"TOKENWIRE_CURVE": "1", "TMPDIR": str(folder)}
+    async with up(
+        tiny_model,
+        tmp_path,
+        engine="sim",
+        workers=PAIR,
+        timeout_s=READY_S,
+        settings=settings,
+    ) as running:
+        assert (await post(running))[0] == 200
+        (keys,) = folder.glob("tokenwire-keys-*")
+        assert keys.stat().st_mode & 0o777 == 0o700
+    assert not list(folder.glob("tokenwire-keys-*"))

@@ -17,6 +17,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from tokenwire.frontend.config import parse_config
+from tokenwire.frontend.keyring import Keyring
 from tokenwire.frontend.listener import Runner
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
 from tokenwire.frontend.model import load_model
@@ -24,7 +25,9 @@ from tokenwire.frontend.parsers import Parsers
 from tokenwire.frontend.pool import Pool
 from tokenwire.frontend.server import Server
 from tokenwire.frontend.tokenizer import TextModel
+from tokenwire.protocol.keys import KeyFiles
 from tokenwire.protocol.messages import PROTOCOL_VERSION, Card, Role
+from tokenwire.worker.gate import Gate
 from tokenwire.worker.link import Link
 from tokenwire.worker.metrics import Metrics as WorkerMetrics
 from tokenwire.worker.service import Bounds, Service
@@ -118,11 +121,13 @@ class SimWorker:
         *,
         timers: Timers | None = None,
         bounds: Bounds = BOUNDS,
+        keys: KeyFiles | None = None,
     ) -> None:
         self.engine = SimEngine(
             model=str(model), role=role, options=parse_options(options), timers=timers
         )
-        self.link = Link("tcp://127.0.0.1:0")
+        gate = None if keys is None else Gate(keys)
+        self.link = Link("tcp://127.0.0.1:0", gate=gate)
         self._timers = timers
         self._bounds = bounds
         self.role = role
@@ -179,6 +184,7 @@ class SimWorker:
 
     def tick(self) -> None:
         """Do what time asks for."""
+        self.link.tick()
         self.service.tick()
 
     @property
@@ -216,6 +222,15 @@ class Stack:
     client: aiohttp.ClientSession
     app: web.Application
     workers: list[SimWorker] = field(default_factory=list[SimWorker])
+
+    async def know(self, workers: Sequence[SimWorker]) -> None:
+        """Connect to *workers*, which are there already, and wait for them."""
+        self.workers = list(workers)
+        self.pool.set_endpoints([worker.link.endpoint for worker in workers])
+        await eventually(
+            lambda: sum(len(self.pool.usable(role)) for role in Role) == len(workers),
+            "workers ready",
+        )
 
     async def post(
         self, path: str, body: Any, headers: dict[str, str] | None = None
@@ -276,6 +291,7 @@ async def frontend(
         first_token_timeout_s=config.first_token_timeout_s,
         wait_s=config.worker_wait_s,
         remote_prefill=config.remote_prefill,
+        keyring=Keyring.read(config.keys),
     )
     server = Server(config, text_model, pool, FrontendMetrics(), 0, parsers)
     app = server.application()
@@ -316,13 +332,7 @@ async def stack(
         async with frontend(model, arguments, executor, parsers) as running:
             for worker in workers:
                 await worker.start()
-            running.workers = workers
-            pool = running.pool
-            pool.set_endpoints([worker.link.endpoint for worker in workers])
-            await eventually(
-                lambda: sum(len(pool.usable(role)) for role in Role) == len(workers),
-                "workers ready",
-            )
+            await running.know(workers)
             yield running
     finally:
         for worker in workers:

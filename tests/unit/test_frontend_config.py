@@ -46,6 +46,8 @@ def test_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         [*MINIMAL, "--client-write-timeout-s", "nan"],
         ["--model", "m", "--worker", "127.0.0.1:1"],
         ["--model", "m", "--workers-dns", "name"],
+        [*MINIMAL, "--curve-secret-key", "s"],
+        [*MINIMAL, "--curve-worker-keys", "w"],
     ],
 )
 def test_a_bad_setting_is_one_sentence(

@@ -29,7 +29,12 @@ DOORS: dict[str, list[str]] = {
     "transformers": ["frontend/parsers.py"],
     "uvloop": ["frontend/app.py", "worker/app.py"],
     "vllm": ["frontend/parsers.py", "worker/vllm"],
-    "zmq": ["frontend/link.py", "worker/link.py"],
+    "zmq": [
+        "deploy/keys.py",
+        "frontend/dealer.py",
+        "worker/gate.py",
+        "worker/link.py",
+    ],
 }
 
 SOURCES = sorted(path for top in MAY_IMPORT for path in (ROOT / top).rglob("*.py"))

@@ -180,6 +180,18 @@ def test_parsers_reach_frontends_and_engines() -> None:
     assert "--" not in simulated.worker(prefill, Path("/run/a.json"))
 
 
+def test_keys_reach_both_sides() -> None:
+    """Each has its own secret, and the other's public key."""
+    commands = replace(COMMANDS, keys=Path("/keys"))
+    spec = planned(1, 1, None, commands=commands).frontends[-1]
+    frontend = " ".join(commands.frontend(spec, Path("/run/workers.json")))
+    assert "--curve-secret-key /keys/frontend.secret" in frontend
+    assert "--curve-worker-keys /keys/worker.public" in frontend
+    worker = " ".join(commands.worker(WorkerSpec("d", "decode"), Path("/run/a.json")))
+    assert "--curve-secret-key /keys/worker.secret" in worker
+    assert "--curve-allowed-keys /keys/frontend.public" in worker
+
+
 def test_child_environment() -> None:
     """Settings made here do not reach a child twice; all other variables do."""
     environ = {"TOKENWIRE_WORKER": "tcp://x:1", "TOKENWIRE_LOG_LEVEL": "debug"}

@@ -121,3 +121,42 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
         "MAX_REQUESTS",
     ):
         assert f"[TOKENWIRE_{name}]" in said
+
+
+KEYS = ["--curve-secret-key", "s", "--curve-allowed-keys", "a"]
+
+
+@pytest.mark.parametrize(
+    "listen", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://10.1.2.3:5555"]
+)
+def test_beyond_this_machine_only_with_keys(
+    listen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or when told to; a worker that anyone could use does not start."""
+    with pytest.raises(SystemExit) as end:
+        parse_config([*LEAST, "--listen", listen])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert f"--listen {listen} without keys would let everyone" in error
+    assert error.count("\n") == 1
+
+    assert parse_config([*LEAST, "--listen", listen, *KEYS]).keys.peer_keys == "a"
+    told = parse_config([*LEAST, "--listen", listen, "--insecure-plaintext"])
+    assert told.keys.is_plaintext
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (KEYS[:2], "give both --curve-secret-key and --curve-allowed-keys"),
+        (KEYS[2:], "give both --curve-secret-key and --curve-allowed-keys"),
+        ([*KEYS, "--insecure-plaintext"], "--insecure-plaintext contradicts"),
+    ],
+)
+def test_half_a_pair_of_keys_is_refused(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be plain text where the operator thinks that it is not."""
+    with pytest.raises(SystemExit):
+        parse_config([*LEAST, *options])
+    assert words in capsys.readouterr().err

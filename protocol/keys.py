@@ -1,0 +1,198 @@
+"""CURVE keys in files, and where messages may go without them.
+
+A line of a key file is a key in Z85 (RFC 32 of ZeroMQ, 40 characters) and, behind a
+space, whatever the operator wants to note. A line that begins with ``#`` is a comment:
+no key does, since that letter would make its first number larger than 32 bits.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "INSECURE",
+    "Key",
+    "KeyFileError",
+    "KeyFiles",
+    "KeyList",
+    "abbreviated",
+    "read_secret_key",
+    "stays_here",
+]
+
+_log = logging.getLogger(__name__)
+
+INSECURE = (
+    "--insecure-plaintext: the links between frontends and workers are neither encrypted "
+    "nor authenticated. Whoever reaches them can use the engines and read every prompt"
+)
+"""What both sides say loudly when they start so."""
+
+KEY_CHARS = 40
+"""32 bytes in Z85."""
+
+MAX_KEY_FILE_BYTES = 1024 * 1024
+"""Some 10,000 keys with a note each: ten times the frontends that a worker takes."""
+
+_DIGITS = {
+    digit: value
+    for value, digit in enumerate(
+        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        ".-:+=^!/*?&<>()[]{}@%$#"
+    )
+}
+_GROUP_CHARS = 5  # of Z85, for four bytes
+_GROUP_LIMIT = 2**32
+
+
+class KeyFileError(Exception):
+    """A key file cannot be used; one sentence for the operator."""
+
+
+@dataclass(slots=True, frozen=True)
+class Key:
+    """One line of a key file."""
+
+    z85: str
+    note: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class KeyFiles:
+    """What the operator has set: both files or neither."""
+
+    secret_key: str = ""  # path of this process's
+    peer_keys: str = ""  # path of the public keys of those it speaks to
+    insecure_plaintext: bool = False
+
+    @property
+    def is_plaintext(self) -> bool:
+        """Whether the links are not encrypted."""
+        return not self.secret_key
+
+
+class KeyList:
+    """The keys in a file, read again when it has changed."""
+
+    def __init__(self, path: str) -> None:
+        """Read *path*.
+
+        Raises:
+            KeyFileError: It cannot be read, or holds something else.
+        """
+        self.path = path
+        self._seen = self._version()
+        self._complaint = ""
+        self.keys: tuple[Key, ...] = tuple(_read_keys(path))
+
+    def refresh(self) -> bool:
+        """Look at the file; return whether other keys count now.
+
+        A file that has become unreadable changes nothing: what was known stays, so that
+        a slip of the pen does not stop a cluster. To allow nobody, empty the file.
+        """
+        try:
+            version = self._version()
+            if version == self._seen:
+                return False
+            keys = tuple(_read_keys(self.path))
+        except KeyFileError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                _log.error("%s; the keys read before stay in use", error)
+            return False
+        self._seen, self._complaint = version, ""
+        changed = keys != self.keys
+        self.keys = keys
+        if changed:
+            _log.info("%s has changed: %d keys", self.path, len(keys))
+        return changed
+
+    def _version(self) -> tuple[int, int, int]:
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def read_secret_key(path: str) -> str:
+    """Return the one key in *path*.
+
+    Raises:
+        KeyFileError: It cannot be read, or does not hold exactly one key.
+    """
+    keys = _read_keys(path)
+    if len(keys) != 1:
+        msg = f"{path} holds {len(keys)} keys, a secret key file holds one"
+        raise KeyFileError(msg)
+    if os.stat(path).st_mode & stat.S_IROTH:
+        _log.warning("%s can be read by every user: chmod 600 %s", path, path)
+    return keys[0].z85
+
+
+def abbreviated(z85: str) -> str:
+    """Return as much of a public key as a person needs to find it in a file."""
+    return f"{z85[:8]}..."
+
+
+def stays_here(endpoint: str) -> bool:
+    """Return whether what is sent to *endpoint* never leaves this machine."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme != "tcp":
+        return scheme in {"ipc", "inproc"}
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name: it may be anybody's
+
+
+def _read_keys(path: str) -> list[Key]:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(data) > MAX_KEY_FILE_BYTES:
+        msg = f"{path} is above {MAX_KEY_FILE_BYTES} bytes: it is no key file"
+        raise KeyFileError(msg)
+    lines = data.decode(errors="replace").splitlines()
+    keys: list[Key] = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        z85, _, note = text.partition(" ")
+        if not _is_key(z85):
+            # Without the line itself: it may be a secret key with a typing error.
+            msg = f"line {number} of {path} is neither a key nor a comment"
+            raise KeyFileError(msg)
+        keys.append(Key(z85, note.strip()))
+    return keys
+
+
+def _is_key(text: str) -> bool:
+    if len(text) != KEY_CHARS:
+        return False
+    for start in range(0, KEY_CHARS, _GROUP_CHARS):
+        value = 0
+        for char in text[start : start + _GROUP_CHARS]:
+            digit = _DIGITS.get(char)
+            if digit is None:
+                return False
+            value = value * len(_DIGITS) + digit
+        if value >= _GROUP_LIMIT:
+            return False
+    return True
+
+
+def _unreadable(path: str, error: OSError) -> KeyFileError:
+    return KeyFileError(f"key file {path}: {error.strerror or error}")
