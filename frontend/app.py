@@ -131,7 +131,7 @@ async def serve(
                 tasks.create_task(discover(config, pool.set_endpoints)),
             ]
             await stop.wait()
-            await server.drain(config.shutdown_timeout_s, force)
+            await server.intake.drain(config.shutdown_timeout_s, force)
             for task in background:
                 task.cancel()
     finally:

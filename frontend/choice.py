@@ -78,6 +78,7 @@ class Choice:
         "_last_at",
         "_logprobs",
         "_metrics",
+        "_on_end",
         "_prompt_only",
         "_token_ids",
         "deliver_plain",
@@ -97,6 +98,7 @@ class Choice:
         metrics: Metrics,
         clock: Callable[[], float],
         deliver: Callable[[Choice, Delta], None],
+        on_end: Callable[[End], None],
     ) -> None:
         self.index = index
         self.generation = Generation(job, self, pool, metrics)
@@ -109,6 +111,7 @@ class Choice:
         self._feed_one = fold.feed_one
         self._prompt_only = job.prompt_only
         self._deliver = deliver
+        self._on_end = on_end  # told at once, also while deltas are held
         self._metrics = metrics
         self._clock = clock
         self._last_at = 0.0
@@ -127,6 +130,8 @@ class Choice:
         else:
             self._metrics.time_to_first_token.observe(now - self.started_at)
         self._last_at = now
+        if end is not None:
+            self._on_end(end)
         if not self._held:
             plain = self.deliver_plain
             if plain is not None and end is None and logprobs is None:
@@ -147,6 +152,7 @@ class Choice:
 
     def ended(self, end: End) -> None:
         """Take an end that came alone."""
+        self._on_end(end)
         if not self._held:
             self._emit([], None, end)
             return

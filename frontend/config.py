@@ -30,6 +30,19 @@ from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 __all__ = ["Config", "parse_config"]
 
 
+MAX_QUEUE_REQUESTS = 1_024
+"""Sequences that wait: what four engines of 256 slots run at once. Each costs some tens
+of KiB here, and a connection."""
+
+MAX_QUEUE_TOKENS = 4 * 1024 * 1024
+"""Prompt tokens that wait: 36 bytes each as a list of numbers, 150 MiB in all."""
+
+MAX_QUEUE_WAIT_S = 10.0
+"""A person turns away after about 10 s without an answer (Nielsen, "Usability
+Engineering"). Under a lasting overload this is what every request waits, so it is to be
+well below what is promised for the first token; batch jobs want minutes."""
+
+
 class Config(msgspec.Struct, frozen=True):
     """What a frontend runs with."""
 
@@ -44,6 +57,10 @@ class Config(msgspec.Struct, frozen=True):
     keys: KeyFiles
     frontend_id: str
     max_inflight_requests: int
+    queue_here: bool  # else in the workers
+    max_queue_requests: int
+    max_queue_tokens: int
+    max_queue_wait_s: float
     max_body_bytes: int
     client_read_timeout_s: float
     client_write_timeout_s: float
@@ -110,8 +127,10 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         "--max-inflight-requests",
         type=whole_number(1),
         default=4096,
-        help="generation requests served at once; more get 429 (default: %(default)s)",
+        help="requests served at once, waiting ones included; more get 429 "
+        "(default: %(default)s)",
     )
+    _add_queue(parser)
     add(
         "--max-body-bytes",
         type=whole_number(1),
@@ -190,6 +209,10 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         frontend_id=given.frontend_id
         or f"frontend-{os.getpid()}-{secrets.token_hex(2)}",
         max_inflight_requests=given.max_inflight_requests,
+        queue_here=given.queue_at == "frontend",
+        max_queue_requests=given.max_queue_requests,
+        max_queue_tokens=given.max_queue_tokens,
+        max_queue_wait_s=given.max_queue_wait_s,
         max_body_bytes=given.max_body_bytes,
         heartbeat_timeout_s=given.heartbeat_timeout_s,
         client_read_timeout_s=given.client_read_timeout_s,
@@ -268,6 +291,40 @@ def _add_workers(parser: SettingsParser) -> None:
         metavar="N",
         help="with more prompt tokens than that waiting at every prefill worker, the "
         "decode worker computes the prompt (default: %(default)s)",
+    )
+
+
+def _add_queue(parser: SettingsParser) -> None:
+    """Add the bounds of what waits for room at the workers."""
+    add = parser.add_argument
+    add(
+        "--queue-at",
+        choices=["frontend", "worker"],
+        default="frontend",
+        help="where requests wait when the workers are full; worker: in their engines, "
+        "whose own scheduler orders them (default: %(default)s)",
+    )
+    add(
+        "--max-queue-requests",
+        type=whole_number(1),
+        default=MAX_QUEUE_REQUESTS,
+        metavar="N",
+        help="sequences (one per prompt and choice) that wait; more get 429 "
+        "(default: %(default)s)",
+    )
+    add(
+        "--max-queue-tokens",
+        type=whole_number(1),
+        default=MAX_QUEUE_TOKENS,
+        metavar="N",
+        help="prompt tokens of these; more get 429 (default: %(default)s)",
+    )
+    add(
+        "--max-queue-wait-s",
+        type=seconds(),
+        default=MAX_QUEUE_WAIT_S,
+        metavar="S",
+        help="requests that wait longer, or would, get 503 (default: %(default)s)",
     )
 
 

@@ -60,25 +60,29 @@ def bad_request(
     return ApiError(400, message, param=param, code=code)
 
 
-def overloaded(message: str) -> ApiError:
+def overloaded(
+    message: str, code: str = "overloaded", retry_after_s: int = RETRY_AFTER_S
+) -> ApiError:
     """Return a 429: this frontend is at its bound."""
     return ApiError(
         429,
         message,
         kind="rate_limit_error",
-        code="overloaded",
-        headers={"Retry-After": str(RETRY_AFTER_S)},
+        code=code,
+        headers={"Retry-After": str(retry_after_s)},
     )
 
 
-def unavailable(message: str, code: str = "no_worker") -> ApiError:
+def unavailable(
+    message: str, code: str = "no_worker", retry_after_s: int = RETRY_AFTER_S
+) -> ApiError:
     """Return a 503: no worker can take the request now."""
     return ApiError(
         503,
         message,
         kind="service_unavailable_error",
         code=code,
-        headers={"Retry-After": str(RETRY_AFTER_S)},
+        headers={"Retry-After": str(retry_after_s)},
     )
 
 

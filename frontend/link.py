@@ -102,6 +102,7 @@ class Link:
         self.card: Card | None = None
         self.load = Load("")
         self.prefixes = Prefixes()  # what its engine may have cached
+        self.num_open_at_load = 0  # requests of this frontend when it came
         self.reason = ""  # why it is not ready, for the operator
         self.num_protocol_errors = 0
         self._context = context
@@ -375,6 +376,7 @@ class Link:
         self.load = Load(card.incarnation)
         room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
         self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
+        self.num_open_at_load = 0
         self._set_state(LinkState.READY, "")
         _log.info(
             "worker %s (%s, %s %s) is ready at %s",
@@ -393,6 +395,7 @@ class Link:
             return
         self._stall.steps(load.num_steps, self._loop.time())
         self.load = load
+        self.num_open_at_load = len(self._open)
 
     def _refuse(self, reason: str, again_s: float = HELLO_AGAIN_S) -> None:
         if self.reason != reason:

@@ -115,6 +115,11 @@ class Metrics:
             "From the end of the prefill leg to the first token of the decode leg.",
             _TTFT_S,
         )
+        self.queue_time = add(
+            "tokenwire_request_queue_time_seconds",
+            "Waiting in this frontend for room at the workers; 0 for most.",
+            _TTFT_S,
+        )
         self.migration_pause = add(
             "tokenwire_migration_pause_seconds",
             "From when a worker's failure was noticed to the next token of another.",
@@ -151,6 +156,12 @@ class Metrics:
             "Prompts, by where they are computed and why there.",
             "place",
         )
+        self._shed = self._counter(
+            "tokenwire_requests_shed",
+            "Requests turned away, by reason and priority (high: below 0, low: above).",
+            "reason",
+            "priority",
+        )
         self._cancelled = self._counter(
             "tokenwire_requests_cancelled", "Requests whose client left."
         )
@@ -160,6 +171,21 @@ class Metrics:
         self.num_inflight = Gauge(
             "tokenwire_requests_inflight",
             "Generation requests being served.",
+            registry=self.registry,
+        )
+        self.queue_requests = Gauge(
+            "tokenwire_queue_requests",
+            "Sequences that wait in this frontend for room at the workers.",
+            registry=self.registry,
+        )
+        self.queue_tokens = Gauge(
+            "tokenwire_queue_tokens",
+            "Prompt tokens of these.",
+            registry=self.registry,
+        )
+        self.num_admitted = Gauge(
+            "tokenwire_requests_admitted",
+            "Sequences of this frontend that the workers have.",
             registry=self.registry,
         )
 
@@ -198,6 +224,11 @@ class Metrics:
     def parser_failed(self) -> None:
         """Count an output whose parser failed: its text became content."""
         self._parser_failures.inc()
+
+    def shed(self, reason: str, priority: int) -> None:
+        """Count a request that was turned away."""
+        name = "normal" if not priority else "low" if priority > 0 else "high"
+        self._shed.labels(reason, name).inc()
 
     def cancelled(self) -> None:
         """Count an output that nobody waits for any more."""

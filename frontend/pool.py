@@ -168,7 +168,7 @@ class Pool:
         """
         decode = choose(self._outputs(exclude))
         if decode is None:
-            raise self._no_worker()
+            raise self.no_worker()
         if decode.card is not None and decode.card.role is Role.AGGREGATED:
             return Route(decode, place=PrefillPlace.AGGREGATED)
         prefill = choose_prefill(
@@ -257,7 +257,8 @@ class Pool:
     def _accept(self, card: Card) -> None:
         check_card(card, model=self.model, tokenizer_sha256=self._tokenizer_sha256)
 
-    def _no_worker(self) -> ApiError:
+    def no_worker(self) -> ApiError:
+        """Return a 503 that says what is wrong with each worker."""
         reasons = "; ".join(
             f"{link.worker_id}: {link.reason or link.state.value}"
             for link in self._links.values()

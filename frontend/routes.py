@@ -36,10 +36,10 @@ FAILURES = {
     408: "The body did not arrive in time.",
     413: "The body is above the operator's limit.",
     415: "The body is not application/json.",
-    429: "This frontend serves as many requests as it may.",
+    429: "This frontend serves, or lets wait, as many requests as it may.",
     500: "A bug; the log has it.",
     502: "A worker failed.",
-    503: "No worker can take the request now.",
+    503: "No worker can take the request now, or soon.",
 }
 """What an error's status says, in every answer that may have it."""
 

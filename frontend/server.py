@@ -1,11 +1,9 @@
-"""The HTTP side: routes, errors in OpenAI's shape, admission, health."""
+"""The HTTP side: routes, errors in OpenAI's shape, health."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -19,9 +17,11 @@ from tokenwire.protocol.messages import Role
 from .calls import Call, chat_call, completion_call
 from .checks import check_request_id
 from .config import Config
-from .errors import ApiError, bad_request, overloaded, unavailable
+from .errors import ApiError, bad_request
 from .gauges import watch_workers
 from .generate import GenerateRequest, generate_call
+from .intake import Intake, tenant_of, ticket_of
+from .job import End
 from .metrics import CONTENT_TYPE, Metrics
 from .openapi import openapi_document
 from .parsers import Parsers
@@ -43,6 +43,7 @@ _log = logging.getLogger(__name__)
 REQUEST_ID = "X-Request-Id"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Check = Callable[[int | None, int | None], None]  # of priority and n
 PlainAnswer = Callable[[bytes, TextModel, Pool, Policy], Awaitable[bytes]]
 
 _PLAIN_ROUTES: dict[str, PlainAnswer] = {
@@ -87,11 +88,7 @@ class Server:
         self._metrics = metrics
         self._started = started  # Unix seconds
         self._openapi_json: bytes | None = None  # made when first asked for
-        self._num_inflight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._draining = False
-        metrics.num_inflight.set_function(lambda: self._num_inflight)
+        self.intake = Intake(config, pool, metrics)
         watch_workers(metrics, pool)
 
     def application(self) -> web.Application:
@@ -114,23 +111,6 @@ class Server:
         app.router.add_get("/openapi.json", self._openapi)
         return app
 
-    async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
-        """Take nothing new; wait until all requests have ended, *force*, or the bound."""
-        self._draining = True
-        _log.info(
-            "stopping: %d requests may go on for %.0f s", self._num_inflight, timeout_s
-        )
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, force)]
-        try:
-            await asyncio.wait(
-                waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if self._num_inflight:
-            _log.warning("%d requests did not end in time", self._num_inflight)
-
     # --- generation ----------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -139,84 +119,60 @@ class Server:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, self._completion_call)
 
-    async def _chat_call(self, body: bytes) -> Call:
+    async def _chat_call(self, body: bytes, check: Check) -> Call:
         parsed = await parsed_body(body, ChatRequest, self._model, self._policy)
+        check(parsed.request.priority, parsed.request.n)
         return await chat_call(parsed, self._model, self._pool, self._policy)
 
-    async def _completion_call(self, body: bytes) -> Call:
+    async def _completion_call(self, body: bytes, check: Check) -> Call:
         parsed = await parsed_body(body, CompletionRequest, self._model, self._policy)
+        check(parsed.request.priority, parsed.request.n)
         return await completion_call(parsed, self._model, self._pool, self._policy)
 
     async def _tokens_out(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, self._tokens_call)
 
-    async def _tokens_call(self, body: bytes) -> Call:
+    async def _tokens_call(self, body: bytes, check: Check) -> Call:
         parsed = await typed_body(body, GenerateRequest, self._model, self._policy)
+        check(parsed.priority, None)
         return await generate_call(parsed, self._model, self._pool)
 
     async def _generate(
-        self, request: web.Request, prepare: Callable[[bytes], Awaitable[Call]]
+        self, request: web.Request, prepare: Callable[[bytes, Check], Awaitable[Call]]
     ) -> web.StreamResponse:
-        with self._admitted(request):
-            call = await prepare(await self._body(request))
-            self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
-            session = Session(call, self._pool, self._metrics)
+        intake = self.intake
+        with intake.serving(request):
+            tenant = tenant_of(request)
+            body = await intake.body(request)
+            call = await prepare(body, partial(intake.check, tenant))
+            ticket = ticket_of(tenant, call)
+
+            def on_end(end: End) -> None:
+                intake.ended(ticket, well=end.error is None)
+
+            session = Session(call, self._pool, self._metrics, on_end)
             headers = _echoed(request)
             if call.client_request_id is not None:
                 headers.setdefault(REQUEST_ID, call.client_request_id)
-            if not call.stream:
-                return await session.whole(headers)
-            timeout_s = self._config.client_write_timeout_s
-            return await session.streamed(request, headers, timeout_s)
+            try:
+                await intake.turn(ticket)
+                self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
+                if not call.stream:
+                    return await session.whole(headers)
+                timeout_s = self._config.client_write_timeout_s
+                return await session.streamed(request, headers, timeout_s)
+            finally:
+                intake.leave(ticket, session.num_tokens)
 
     async def _plain(self, answer: PlainAnswer, request: web.Request) -> web.Response:
         """Answer what no worker is asked about."""
-        with self._admitted(request):
+        with self.intake.serving(request):
             body = await answer(
-                await self._body(request), self._model, self._pool, self._policy
+                await self.intake.body(request), self._model, self._pool, self._policy
             )
             return web.Response(
                 body=body, content_type="application/json", headers=_echoed(request)
             )
-
-    @contextmanager
-    def _admitted(self, request: web.Request) -> Generator[None]:
-        """Count a request as being served.
-
-        Raises:
-            ApiError: 429 or 503, this frontend takes no more; 415, it is not JSON.
-        """
-        limit = self._config.max_inflight_requests
-        if self._draining:
-            raise unavailable("this frontend is shutting down", code="draining")
-        if self._num_inflight >= limit:
-            msg = f"this frontend already serves {limit} requests"
-            raise overloaded(msg)
-        if request.content_type not in ("application/json", "application/octet-stream"):
-            msg = f"the body must be application/json, not {request.content_type}"
-            raise ApiError(415, msg)
-        self._num_inflight += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._num_inflight -= 1
-            if not self._num_inflight:
-                self._idle.set()
-
-    async def _body(self, request: web.Request) -> bytes:
-        """Return the body, which holds one of the requests served at once until it is here.
-
-        Raises:
-            ApiError: 408, it takes too long.
-        """
-        timeout_s = self._config.client_read_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await request.read()
-        except TimeoutError as error:
-            msg = f"the body has not arrived within {timeout_s:g} s"
-            raise ApiError(408, msg, code="request_timeout") from error
 
     # --- the rest ------------------------------------------------------------------
 
@@ -260,13 +216,13 @@ class Server:
 
     async def _ready(self, request: web.Request) -> web.Response:
         del request
-        ready = self._pool.ready and not self._draining
+        ready = self._pool.ready and not self.intake.draining
         workers = {role.value: len(self._pool.usable(role)) for role in Role}
         return _json({"ready": ready, "workers": workers}, 200 if ready else 503)
 
     async def _health(self, request: web.Request) -> web.Response:
         del request
-        ready = self._pool.ready and not self._draining
+        ready = self._pool.ready and not self.intake.draining
         body = {
             "status": "ok" if ready else "unavailable",
             "instances": self._pool.instances(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -23,9 +24,22 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Runs a call's choices and answers it once, whole or as a stream."""
+    """Runs a call's choices and answers it once, whole or as a stream.
 
-    def __init__(self, call: Call, pool: Pool, metrics: Metrics) -> None:
+    Args:
+        call: What to run.
+        pool: The workers.
+        metrics: Where it counts.
+        on_end: Told when a choice has ended, which may be before its client reads it.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        pool: Pool,
+        metrics: Metrics,
+        on_end: Callable[[End], None],
+    ) -> None:
         self._call = call
         self._metrics = metrics
         self._wake = asyncio.Event()
@@ -45,9 +59,15 @@ class Session:
                 metrics=metrics,
                 clock=time.monotonic,  # uvloop's own clock has steps of 1 ms
                 deliver=self._deliver,
+                on_end=on_end,
             )
             for index, (job, fold) in enumerate(call.jobs)
         ]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all choices that were delivered."""
+        return sum(choice.num_tokens for choice in self._choices)
 
     async def whole(self, headers: dict[str, str]) -> web.Response:
         """Return the response when every choice has ended.
@@ -214,7 +234,7 @@ class Session:
             self._metrics.succeeded(end.reason.value)
 
     def _usage(self) -> bytes:
-        num_completion = sum(choice.num_tokens for choice in self._choices)
+        num_completion = self.num_tokens
         num_reasoning: int | None = None
         if self._call.counts_reasoning:
             num_reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)

@@ -299,6 +299,7 @@ class Load(msgspec.Struct, tag="load", frozen=True, omit_defaults=True):
     num_requests: int = 0  # open in the worker, for all frontends
     num_steps: int | None = None  # that its engine has made; None: it does not count
     seq: Seq = msgspec.UNSET
+    num_frontends: int = 0  # that are connected; 0: an older worker does not say
 
 
 class EngineDead(msgspec.Struct, tag="engine_dead", frozen=True):

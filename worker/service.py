@@ -383,6 +383,7 @@ class Service:
             draining=self._admission.is_draining,
             num_requests=self.num_requests,
             num_steps=load.num_steps,
+            num_frontends=len(self._frontends),
         )
 
     # -- the end --------------------------------------------------------------------

@@ -155,6 +155,7 @@ FROM_WORKER: dict[str, FromWorker] = {
         ]
     ),
     "load": Load("beef", 1, 2, 0.5, 300, draining=True, num_requests=3),
+    "load_of_two": Load("beef", num_frontends=2),
     "load_idle": Load("beef"),
     "load_numbered": Load("beef", seq=70_000),
     "engine_dead": EngineDead("out of memory"),

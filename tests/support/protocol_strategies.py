@@ -181,6 +181,7 @@ from_worker = st.one_of(
         num_waiting_tokens=ints,
         draining=st.booleans(),
         num_requests=ints,
+        num_frontends=ints,
     ),
     st.builds(EngineDead, texts),
 )

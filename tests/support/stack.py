@@ -17,6 +17,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from tokenwire.frontend.config import parse_config
+from tokenwire.frontend.intake import Intake
 from tokenwire.frontend.keyring import Keyring
 from tokenwire.frontend.listener import Runner
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
@@ -163,6 +164,7 @@ class SimWorker:
             "engine": info.engine,
             "engine_version": info.version,
             "tokenizer_sha256": self._sha256,
+            "max_num_seqs": info.max_num_seqs,
             "connector": info.connector,
             "connector_compatibility": info.connector_compatibility,
         }
@@ -221,6 +223,7 @@ class Stack:
     model: TextModel
     client: aiohttp.ClientSession
     app: web.Application
+    intake: Intake
     workers: list[SimWorker] = field(default_factory=list[SimWorker])
 
     async def know(self, workers: Sequence[SimWorker]) -> None:
@@ -304,7 +307,9 @@ async def frontend(
         host, port = runner.addresses[0][:2]
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as client:
-            yield Stack(f"http://{host}:{port}", pool, text_model, client, app)
+            yield Stack(
+                f"http://{host}:{port}", pool, text_model, client, app, server.intake
+            )
     finally:
         run.cancel()
         await runner.cleanup()

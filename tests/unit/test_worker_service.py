@@ -184,7 +184,7 @@ def test_what_is_sent_is_numbered_from_the_card_on() -> None:
     desk.timers.settle()
     assert numbers(desk.sender.take(A)) == [2]  # behind the load
     desk.say(A, Hello(PROTOCOL_VERSION, "frontend-a", "1"))
-    assert desk.sender.take(A) == [desk.card, Load("w1", seq=1)]
+    assert desk.sender.take(A) == [desk.card, Load("w1", num_frontends=2, seq=1)]
     desk.service.drain()
     assert numbers(desk.sender.take(B)) == [2]
 
@@ -590,7 +590,7 @@ def test_every_frontend_hears_the_load_once_per_interval() -> None:
         desk.timers.advance(0.25)
         desk.service.tick()
     loads = [message for message in desk.sender.take(B) if isinstance(message, Load)]
-    assert loads[-1] == Load("w1", 2, 3, 0.5, 7, num_requests=1, seq=3)
+    assert loads[-1] == Load("w1", 2, 3, 0.5, 7, num_requests=1, num_frontends=2, seq=3)
     assert len(loads) in {2, 3}
     assert desk.metric("num_requests_running") == 2
     assert desk.metric("kv_cache_usage_perc") == 0.5

@@ -1,0 +1,247 @@
+"""What this frontend takes in: requests at once, and their turn at the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import random
+import secrets
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+
+from aiohttp import web
+
+from .admission import Bounds, Gate, Reason, State, Ticket
+from .calls import Call
+from .capacity import UNLIMITED, Capacity
+from .config import Config
+from .errors import ApiError, overloaded, unavailable
+from .metrics import Metrics
+from .pool import Pool
+
+__all__ = ["Intake", "tenant_of", "ticket_of"]
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.05
+"""How often the queue is looked at while something waits: what has waited for too long
+is told so at most this much late, and so is what waits for a worker to come back."""
+
+MAX_RETRY_AFTER_S = 60
+"""OpenAI's client ignores a longer wish, and then comes back after seconds."""
+
+RETRY_SPREAD = 0.5
+"""Clients turned away together come back spread over this part of their wait more."""
+
+_TENANT_KEY = secrets.token_bytes(16)
+_TENANT_BYTES = 16
+
+_TEXTS = {
+    Reason.REQUESTS: "too many requests wait for the workers",
+    Reason.TOKENS: "too many prompt tokens wait for the workers",
+    Reason.EVICTED: "this request made room in the queue for another: it was one of "
+    "many of its client, or the other's priority comes first",
+    Reason.EXPECTED_WAIT: "the workers are busy: this request would wait for about "
+    "{wait_s:.0f} s, and may wait for {bound_s:g} s",
+    Reason.TIMEOUT: "the workers are busy: this request has waited for {bound_s:g} s",
+    Reason.CLOSED: "this frontend is shutting down",
+}
+
+
+class Intake:
+    """Counts and bounds what is served, and gives requests their turn."""
+
+    def __init__(self, config: Config, pool: Pool, metrics: Metrics) -> None:
+        self._config = config
+        self._pool = pool
+        self._metrics = metrics
+        self._bounds = Bounds(
+            config.max_queue_requests, config.max_queue_tokens, config.max_queue_wait_s
+        )
+        limit: Callable[[int], int] = Capacity(lambda: pool.links).limit
+        if not config.queue_here:
+            limit = _no_limit
+        self._gate = gate = Gate(self._bounds, limit, time.monotonic)
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_inflight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+        """Whether nothing new is taken."""
+        metrics.num_inflight.set_function(lambda: self._num_inflight)
+        metrics.queue_requests.set_function(lambda: gate.num_sequences)
+        metrics.queue_tokens.set_function(lambda: gate.num_tokens)
+        metrics.num_admitted.set_function(lambda: gate.num_admitted)
+
+    @contextmanager
+    def serving(self, request: web.Request) -> Generator[None]:
+        """Count a request as being served.
+
+        Raises:
+            ApiError: 429 or 503, this frontend takes no more; 415, it is not JSON.
+        """
+        limit = self._config.max_inflight_requests
+        if self.draining:
+            raise unavailable("this frontend is shutting down", code="draining")
+        if self._num_inflight >= limit:
+            self._metrics.shed("inflight", 0)
+            msg = f"this frontend already serves {limit} requests"
+            raise overloaded(msg)
+        if request.content_type not in ("application/json", "application/octet-stream"):
+            msg = f"the body must be application/json, not {request.content_type}"
+            raise ApiError(415, msg)
+        self._num_inflight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_inflight -= 1
+            if not self._num_inflight:
+                self._idle.set()
+
+    async def body(self, request: web.Request) -> bytes:
+        """Return the body, which holds one of the requests served at once until it is here.
+
+        Raises:
+            ApiError: 408, it takes too long.
+        """
+        timeout_s = self._config.client_read_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await request.read()
+        except TimeoutError as error:
+            msg = f"the body has not arrived within {timeout_s:g} s"
+            raise ApiError(408, msg, code="request_timeout") from error
+
+    async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
+        """Take nothing new; wait until all requests have ended, *force*, or the bound.
+
+        What waits for its turn may still get it: no client need be told to go elsewhere.
+        """
+        self.draining = True
+        _log.info(
+            "stopping: %d requests may go on for %.0f s", self._num_inflight, timeout_s
+        )
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, force)]
+        try:
+            await asyncio.wait(
+                waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._gate.close()
+        if self._num_inflight:
+            _log.warning("%d requests did not end in time", self._num_inflight)
+
+    # --- the turn ------------------------------------------------------------------
+
+    def check(
+        self, tenant: bytes, priority: int | None, num_choices: int | None
+    ) -> None:
+        """Refuse a request that would be turned away, before it is tokenized.
+
+        Raises:
+            ApiError: 429 or 503.
+        """
+        ticket = Ticket(tenant, priority or 0, num_choices or 1, 0)
+        reason = self._gate.refusal(ticket)
+        if reason is not None:
+            raise self._refused(ticket, reason)
+
+    async def turn(self, ticket: Ticket) -> None:
+        """Return when the workers have room for *ticket*; at once if they have it now.
+
+        Raises:
+            ApiError: 429 or 503, it is turned away.
+        """
+        gate = self._gate
+        gate.enter(ticket)
+        if ticket.state is State.WAITING:
+            if not self._pool.ready:
+                gate.leave(ticket)
+                raise self._pool.no_worker()
+            decided = asyncio.get_running_loop().create_future()
+            ticket.decided = partial(_decide, decided)
+            self._tick_later()
+            await decided
+        if ticket.reason is not None:
+            raise self._refused(ticket, ticket.reason)
+        self._metrics.queue_time.observe(ticket.admitted_at - ticket.arrived_at)
+
+    def ended(self, ticket: Ticket, *, well: bool) -> None:
+        """Take note that one sequence has ended, also if its client still reads."""
+        self._gate.ended(ticket, well=well)
+
+    def leave(self, ticket: Ticket, num_output_tokens: int) -> None:
+        """Take note that a request is over, wherever it was."""
+        self._gate.leave(ticket, num_output_tokens)
+
+    def _tick_later(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._gate.tick()
+        if self._gate.num_sequences:
+            self._tick_later()
+
+    def _refused(self, ticket: Ticket, reason: Reason) -> ApiError:
+        """Return the answer for a request that is turned away, and count it."""
+        self._metrics.shed(reason.value, ticket.priority)
+        wait_s = self._gate.expected_wait_s(ticket)
+        bound_s = self._bounds.max_wait_s
+        text = _TEXTS[reason].format(wait_s=wait_s, bound_s=bound_s)
+        spread = 1 + RETRY_SPREAD * random.random()  # noqa: S311 - no secret
+        retry_after_s = min(max(1, math.ceil(wait_s * spread)), MAX_RETRY_AFTER_S)
+        match reason:
+            case Reason.REQUESTS | Reason.TOKENS:
+                return overloaded(text, "queue_full", retry_after_s)
+            case Reason.EVICTED:
+                return overloaded(text, "evicted", retry_after_s)
+            case Reason.EXPECTED_WAIT:
+                return unavailable(text, "queue_wait", retry_after_s)
+            case Reason.TIMEOUT:
+                if not self._pool.ready:
+                    return self._pool.no_worker()
+                return unavailable(text, "queue_timeout", retry_after_s)
+            case Reason.CLOSED:
+                return unavailable(text, "draining")
+
+
+def ticket_of(tenant: bytes, call: Call) -> Ticket:
+    """Return what *call* brings to the gate: each prompt and choice is a sequence."""
+    jobs = [job for job, _ in call.jobs]
+    return Ticket(
+        tenant,
+        jobs[0].priority,
+        num_sequences=len(jobs),
+        num_prompt_tokens=sum(len(job.prompt_token_ids) for job in jobs),
+        max_tokens=jobs[0].sampling.max_tokens,
+    )
+
+
+def tenant_of(request: web.Request) -> bytes:
+    """Return who a request is of: its API key, hashed so that none is kept, or its peer."""
+    key = request.headers.get("Authorization")
+    if key is None:
+        return (request.remote or "").encode()
+    data = key.encode(errors="surrogateescape")
+    return hashlib.blake2b(data, digest_size=_TENANT_BYTES, key=_TENANT_KEY).digest()
+
+
+def _no_limit(num_own: int) -> int:
+    """Let everything go to the workers, and wait there."""
+    del num_own
+    return UNLIMITED
+
+
+def _decide(decided: asyncio.Future[None]) -> None:
+    if not decided.done():  # its client may be leaving
+        decided.set_result(None)

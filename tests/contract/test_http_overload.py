@@ -1,0 +1,342 @@
+"""More requests than the workers have room for: who waits, who is turned away, and how."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.stack import Reply, Stack, eventually, stack
+from tokenwire.protocol.messages import Role
+
+SMALL = (
+    *("--step-ms", "2", "--max-num-seqs", "1", "--prefill-tokens-per-s", "0"),
+    *("--max-model-len", "65536"),
+)
+"""One slot and two in the engine's queue: three requests are at the worker."""
+ROOM = 3
+LONG = 4_000
+"""Tokens of an output that goes on until its client leaves: 8 s."""
+
+
+@contextlib.asynccontextmanager
+async def small(
+    model: Path,
+    *arguments: str,
+    roles: tuple[Role, ...] = (Role.AGGREGATED,),
+    options: tuple[str, ...] = SMALL,
+) -> AsyncGenerator[Stack]:
+    """Run a frontend with a small queue on a small worker."""
+    async with stack(
+        model, roles, options, ("--max-queue-requests", "2", *arguments)
+    ) as running:
+        yield running
+
+
+def ask(running: Stack, key: str = "", **body: Any) -> asyncio.Task[Reply]:
+    """Send a completion of a tenant."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    fields = {"prompt": "hello", "max_tokens": LONG, "ignore_eos": True, **body}
+    return asyncio.create_task(running.post("/v1/completions", fields, headers))
+
+
+async def metric(running: Stack, name: str) -> float:
+    """Return a metric of the frontend, by its whole name with labels."""
+    text = (await running.get("/metrics")).text
+    for line in text.splitlines():
+        if line.startswith(f"{name} "):
+            return float(line.rpartition(" ")[2])
+    return 0.0
+
+
+async def waits(running: Stack, number: int) -> None:
+    """Return when so many sequences wait in the frontend."""
+    async with asyncio.timeout(10):
+        while await metric(running, "tokenwire_queue_requests") != number:
+            await asyncio.sleep(0.01)
+
+
+async def full(running: Stack, key: str = "", **body: Any) -> list[asyncio.Task[Reply]]:
+    """Fill the worker; return the requests that do."""
+    tasks = [ask(running, key, **body) for _ in range(ROOM)]
+    service = running.workers[0].service
+    await eventually(lambda: service.num_requests == ROOM, "the worker is full")
+    return tasks
+
+
+async def left(*tasks: asyncio.Task[Reply]) -> None:
+    """Have clients leave."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def refused(reply: Reply, status: int, code: str) -> None:
+    """Check an answer's shape."""
+    kind = "rate_limit_error" if status == 429 else "service_unavailable_error"
+    assert (reply.status, reply.error["code"]) == (status, code)
+    assert (reply.error["type"], reply.error["param"]) == (kind, None)
+    assert 1 <= int(reply.headers["Retry-After"]) <= 60
+
+
+async def test_a_full_queue_answers_429(tiny_model: Path) -> None:
+    """The worker has its own, the queue is bounded, and what waits is served later."""
+    async with small(tiny_model) as running:
+        busy = await full(running)
+        waiting = [ask(running, max_tokens=3) for _ in range(2)]
+        await waits(running, 2)
+        assert running.workers[0].service.num_requests == ROOM
+        refused(await ask(running), 429, "queue_full")
+        others: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {}}),
+        ]
+        for path, body in others:
+            refused(await running.post(path, body), 429, "queue_full")
+        name = 'tokenwire_requests_shed_total{priority="normal",reason="requests"}'
+        assert await metric(running, name) == 3
+        await left(*busy)
+        replies = await asyncio.gather(*waiting)
+        assert [reply.status for reply in replies] == [200, 200]
+        assert replies[0].json["usage"]["completion_tokens"] == 3
+        await running.idle()
+        assert await metric(running, "tokenwire_requests_admitted") == 0
+
+
+async def test_a_refused_request_is_not_tokenized(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turning away is cheap: the prompt is not looked at."""
+    async with small(tiny_model) as running:
+        busy = await full(running)
+        waiting = [ask(running) for _ in range(2)]
+        await waits(running, 2)
+
+        def fail(*_: object, **__: object) -> None:
+            pytest.fail("tokenized")
+
+        monkeypatch.setattr(type(running.model), "encode", fail)
+        refused(await ask(running, prompt="a long text"), 429, "queue_full")
+        await left(*busy, *waiting)
+
+
+async def test_the_queue_is_bounded_by_tokens(tiny_model: Path) -> None:
+    """Prompt tokens of all prompts and choices count."""
+    async with small(tiny_model, "--max-queue-tokens", "20") as running:
+        busy = await full(running)
+        waiting = ask(running, prompt=[5] * 15)
+        await waits(running, 1)
+        refused(await ask(running, prompt=[5] * 6), 429, "queue_full")
+        name = 'tokenwire_requests_shed_total{priority="normal",reason="tokens"}'
+        assert await metric(running, name) == 1
+        assert await metric(running, "tokenwire_queue_tokens") == 15
+        await left(*busy, waiting)
+
+
+async def test_every_choice_takes_a_place(tiny_model: Path) -> None:
+    """Two more in a queue of two are too many; alone, even three may wait."""
+    async with small(tiny_model) as running:
+        busy = await full(running)
+        waiting = ask(running)
+        await waits(running, 1)
+        refused(await ask(running, n=2), 429, "queue_full")
+        refused(await ask(running, prompt=["a", "b"]), 429, "queue_full")
+        await left(waiting)
+        await waits(running, 0)
+        waiting = ask(running, n=3)
+        await waits(running, 3)
+        await left(*busy, waiting)
+
+
+async def test_what_waits_for_too_long_gets_503(tiny_model: Path) -> None:
+    """Before any header of a stream is sent."""
+    async with small(tiny_model, "--max-queue-wait-s", "0.1") as running:
+        busy = await full(running)
+        refused(await ask(running, stream=True), 503, "queue_timeout")
+        await left(*busy)
+
+
+async def test_what_would_wait_for_too_long_gets_503_at_once(tiny_model: Path) -> None:
+    """Known once something has ended; Retry-After says for how long."""
+    arguments = ("--max-queue-wait-s", "0.1", "--max-queue-requests", "100")
+    async with small(tiny_model, *arguments) as running:
+        assert (
+            await ask(running, max_tokens=200)
+        ).status == 200  # takes 0.4 s and more
+        busy = await full(running)
+        reply = await ask(running)
+        refused(reply, 503, "queue_wait")
+        await left(*busy)
+
+
+async def test_priorities_are_honoured(tiny_model: Path) -> None:
+    """A lower value goes first, and into a full queue."""
+    async with small(tiny_model) as running:
+        busy = await full(running)
+        late = ask(running, priority=5)
+        await waits(running, 1)
+        usual = ask(running)
+        await waits(running, 2)
+        urgent = ask(running, max_tokens=1, priority=-1)
+        refused(await late, 429, "evicted")
+        await waits(running, 2)
+        await left(busy[0])
+        await waits(running, 1)
+        await left(usual)
+        await waits(running, 0)  # so the other one had its turn
+        name = 'tokenwire_requests_shed_total{priority="low",reason="evicted"}'
+        assert await metric(running, name) == 1
+        await left(*busy)
+        assert (await urgent).status == 200
+
+
+async def test_a_flood_does_not_starve_a_quiet_tenant(tiny_model: Path) -> None:
+    """One with another key gets into a full queue, and its turn before the flood's rest."""
+    async with small(tiny_model, "--max-queue-requests", "8") as running:
+        busy = await full(running, "flood")
+        flood = [ask(running, "flood", max_tokens=50) for _ in range(20)]
+        await waits(running, 8)
+        quiet = ask(running, "quiet", max_tokens=1)
+        await eventually(
+            lambda: sum(task.done() for task in flood) == 13, "one evicted"
+        )
+        assert await metric(running, "tokenwire_queue_requests") == 8
+        await left(*busy)
+        assert (await quiet).status == 200
+        assert sum(not task.done() for task in flood) >= 4
+        replies = await asyncio.gather(*flood)
+        assert [reply.status for reply in replies].count(200) == 7
+        for reply in replies:
+            if reply.status != 200:
+                assert reply.error["code"] in {"queue_full", "evicted"}
+
+
+async def test_one_that_leaves_the_queue_costs_nothing(tiny_model: Path) -> None:
+    """Its place is free at once, and no worker hears of it."""
+    async with small(tiny_model) as running:
+        busy = await full(running)
+        waiting = [ask(running) for _ in range(2)]
+        await waits(running, 2)
+        await left(*waiting)
+        await waits(running, 0)
+        assert running.workers[0].service.num_requests == ROOM
+        await left(*busy)
+        await running.idle()
+        assert running.workers[0].service._num_submits == ROOM  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_slow_reader_holds_no_place(tiny_model: Path) -> None:
+    """Its output has ended; that it is not read yet is nothing to the workers."""
+    options = (*SMALL, "--tokens-per-step", "100")
+    async with small(tiny_model, options=options) as running:
+        fields = {"prompt": "hello", "max_tokens": 60_000, "ignore_eos": True}
+        body = {**fields, "stream": True, "logprobs": 20}  # 40 MB: no socket takes it
+        answers = [
+            await running.client.post(running.url + "/v1/completions", json=body)
+            for _ in range(ROOM)
+        ]
+        try:
+            await eventually(lambda: running.workers[0].idle, "the outputs have ended")
+            assert await metric(running, "tokenwire_requests_inflight") == ROOM
+            assert await metric(running, "tokenwire_requests_admitted") == 0
+        finally:
+            for answer in answers:
+                answer.close()
+
+
+async def test_without_a_worker_nobody_waits(tiny_model: Path) -> None:
+    """A newcomer hears at once that there is none."""
+    async with small(tiny_model) as running:
+        busy = await full(running)
+        waiting = ask(running, max_tokens=1)
+        await waits(running, 1)
+        await running.workers[0].die()
+        await eventually(lambda: not running.pool.ready, "the worker is lost")
+        refused(await ask(running), 503, "no_worker")
+        assert not waiting.done()
+        await left(*busy, waiting)
+
+
+async def test_what_waits_is_served_by_a_worker_that_comes_back(
+    tiny_model: Path,
+) -> None:
+    """Workers die while requests wait: those go to the next one."""
+    roles = (Role.AGGREGATED, Role.AGGREGATED)
+    async with small(tiny_model, roles=roles) as running:
+        first, second = running.workers
+        running.pool.set_endpoints([first.link.endpoint])
+        busy = await full(running)
+        waiting = [ask(running, max_tokens=2) for _ in range(2)]
+        await waits(running, 2)
+        await first.die()
+        await eventually(lambda: not running.pool.ready, "the worker is lost")
+        running.pool.set_endpoints([second.link.endpoint])
+        await left(*busy)  # which go on there, too
+        replies = await asyncio.gather(*waiting)
+        assert [reply.status for reply in replies] == [200, 200]
+
+
+async def test_without_a_worker_the_wait_ends_with_503(tiny_model: Path) -> None:
+    """The bound holds also when there is nobody to wait for."""
+    async with small(tiny_model, "--max-queue-wait-s", "1") as running:
+        busy = await full(running)
+        waiting = ask(running)
+        await waits(running, 1)
+        await running.workers[0].die()
+        refused(await waiting, 503, "no_worker")
+        await left(*busy)
+
+
+async def test_a_drained_frontend_serves_its_queue(tiny_model: Path) -> None:
+    """Nothing new is taken; what waits gets its turn."""
+    async with small(tiny_model) as running:
+        busy = await full(running)
+        served = ask(running, max_tokens=2)
+        await waits(running, 1)
+        force = asyncio.Event()
+        drain = asyncio.create_task(running.intake.drain(60, force))
+        await eventually(lambda: running.intake.draining, "draining")
+        refused(await ask(running), 503, "draining")
+        await left(*busy)
+        assert (await served).status == 200
+        await drain
+
+
+async def test_a_forced_end_sheds_the_queue(tiny_model: Path) -> None:
+    """With an answer, not with a closed connection."""
+    async with small(tiny_model) as running:
+        busy = await full(running)
+        waiting = [ask(running), ask(running)]
+        await waits(running, 2)
+        force = asyncio.Event()
+        force.set()
+        await running.intake.drain(60, force)
+        for reply in await asyncio.gather(*waiting):
+            refused(reply, 503, "draining")
+        await left(*busy)
+
+
+async def test_the_queue_may_be_at_the_workers(tiny_model: Path) -> None:
+    """Then all goes there at once, and they refuse what is too much for them."""
+    async with small(tiny_model, "--queue-at", "worker") as running:
+        tasks = [ask(running) for _ in range(20)]
+        service = running.workers[0].service
+        await eventually(lambda: service.num_requests == 20, "all are at the worker")
+        assert await metric(running, "tokenwire_queue_requests") == 0
+        await left(*tasks)
+
+
+async def test_prefill_and_decode_workers_are_filled(tiny_model: Path) -> None:
+    """More requests than both have room for: all are served, and none is left over."""
+    roles = (Role.PREFILL, Role.DECODE)
+    arguments = ("--max-queue-requests", "100")
+    async with small(tiny_model, *arguments, roles=roles) as running:
+        tasks = [ask(running, max_tokens=3) for _ in range(30)]
+        replies = await asyncio.gather(*tasks)
+        assert {reply.status for reply in replies} == {200}
+        await running.idle()
+        assert await metric(running, "tokenwire_requests_admitted") == 0
