@@ -204,12 +204,13 @@ class Link:
         now = self._loop.time()
         if self._liveness.slept(now) and self._open:
             self._stall.begin(now)
-        if self.state in (LinkState.HELLO, LinkState.REFUSED):
+        if self.state is LinkState.HELLO:
             if now >= self._next_hello:
-                if self._dealer is None:
-                    self._connect()
-                else:
-                    self._say_hello()
+                self._say_hello()
+        elif self.state is LinkState.REFUSED:
+            if now >= self._next_hello:
+                # Under a new name: the worker may hear the old one no more.
+                self._reset(self.reason)
         elif self.state is LinkState.READY:
             if self._liveness.lost(now):
                 self._read()  # what came while this process was busy

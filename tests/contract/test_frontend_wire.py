@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from support.stack import eventually
 from tokenwire.frontend.dealer import open_context
-from tokenwire.frontend.link import Link, LinkState
+from tokenwire.frontend.link import HELLO_AGAIN_S, Link, LinkState
 from tokenwire.frontend.stall import (
     FIRST_TOKEN_TIMEOUT_S,
     STALL_TIMEOUT_S,
@@ -427,6 +427,22 @@ async def test_a_refusal_is_kept_for_the_operator() -> None:
         await eventually(lambda: pair.link.state is LinkState.REFUSED)
 
         assert pair.link.reason == "frontend speaks protocol 0"
+
+
+async def test_after_a_refusal_it_asks_again_under_a_new_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that got a torn Hello hears that name no more: the link stayed refused."""
+    async with connected() as pair:
+        await pair.worker.receive(Hello)
+        refused = pair.worker.peer
+        await pair.worker.send(Refused("the protocol was broken"))
+        await eventually(lambda: pair.link.state is LinkState.REFUSED)
+        move_clock(monkeypatch, HELLO_AGAIN_S)
+        pair.link.tick()
+        await pair.ready()
+
+        assert pair.worker.peer != refused
 
 
 @pytest.mark.parametrize(
