@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -231,21 +233,25 @@ async def test_one_that_leaves_the_queue_costs_nothing(tiny_model: Path) -> None
 
 async def test_a_slow_reader_holds_no_place(tiny_model: Path) -> None:
     """Its output has ended; that it is not read yet is nothing to the workers."""
-    options = (*SMALL, "--tokens-per-step", "100")
+    options = (*SMALL, "--tokens-per-step", "500", "--step-ms", "0")
     async with small(tiny_model, options=options) as running:
-        fields = {"prompt": "hello", "max_tokens": 60_000, "ignore_eos": True}
-        body = {**fields, "stream": True, "logprobs": 20}  # 40 MB: no socket takes it
-        answers = [
-            await running.client.post(running.url + "/v1/completions", json=body)
-            for _ in range(ROOM)
-        ]
-        try:
-            await eventually(lambda: running.workers[0].idle, "the outputs have ended")
-            assert await metric(running, "tokenwire_requests_inflight") == ROOM
+        body = {"prompt": "hello", "max_tokens": 60_000, "ignore_eos": True}
+        data = json.dumps({**body, "stream": True, "logprobs": 3}).encode()
+        port = int(running.url.rpartition(":")[2])
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                % (len(data), data)
+            )
+            worker = running.workers[0]
+            await eventually(lambda: worker.service.num_requests == 1, "it runs")
+            await eventually(lambda: worker.idle, "the output has ended")
+            # 10 MB, of which the kernel takes 4.
+            assert await metric(running, "tokenwire_requests_inflight") == 1
             assert await metric(running, "tokenwire_requests_admitted") == 0
-        finally:
-            for answer in answers:
-                answer.close()
 
 
 async def test_without_a_worker_nobody_waits(tiny_model: Path) -> None:
