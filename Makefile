@@ -46,7 +46,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench faults fuzz soak survive docs model tree lock clean
+	engine-test bench faults fuzz soak soak-faults survive docs model tree lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -116,6 +116,10 @@ bench: setup-dev  ## Measure the frontend on simulated workers (BASELINE=checkou
 soak: setup-dev  ## Load a frontend for MINUTES (10); fail if its memory grows.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/soak.py \
 		--minutes $(or $(MINUTES),10)
+
+soak-faults: setup-dev  ## The same for MINUTES (10) while workers are killed, stopped, restarted.
+	@PYTHONPATH=tests $(BIN)/python scripts/soak_faults.py --minutes $(or $(MINUTES),10) \
+		--seed $(or $(SEED),1)
 
 fuzz: setup-dev  ## Fuzz a simulated pair for FUZZ_SECONDS (600); FUZZ='--seed 1 --rounds 1'.
 	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/fuzz.py --model "$$model" $(FUZZ)

@@ -8,6 +8,7 @@ unless nothing was lost, repeated or left behind.
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import os
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from faults_case import Result, run_case
 from faults_plan import KINDS, digest, plan
+from faults_processes import SCENARIOS, run_scenario
 
 from support.tiny_model import write_tiny_model
 
@@ -44,6 +46,7 @@ TITLES = {
     "clocks": "clocks that leap",
     "frontends": "one of two frontends killed",
     "two": "two faults at once",
+    "processes": "signals to processes, under tokenwire-up",
 }
 
 
@@ -113,11 +116,15 @@ class Table:
 
 
 def rerun(seed: int, number: int) -> str:
-    """Return the command that runs one case alone."""
+    """Return the command that runs one case alone; scenarios have numbers below 0."""
+    if number < 0:
+        name = list(SCENARIOS)[-1 - number]
+        return f"make faults SEED={seed} FAULTS='--scenario {name}'"
     return f"make faults SEED={seed} CASE={number}"
 
 
 def _one(given: tuple[int, int, Path, Path | None]) -> Result:
+    logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is meant to
     return run_case(*given)
 
 
@@ -150,6 +157,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cases", type=int, default=CASES)
     parser.add_argument("--case", type=int, help="run this one alone")
     parser.add_argument("--kind", choices=sorted(set(KINDS)), help="only these")
+    parser.add_argument(
+        "--scenario", choices=("all", "none", *SCENARIOS), help="of processes, alone"
+    )
+    parser.add_argument("--engine", choices=("sim", "vllm"), default="sim")
+    parser.add_argument("--model", help="with --engine vllm: its folder")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--write", action="store_true", help="into docs/faults.md")
     return parser
@@ -164,21 +176,43 @@ def _alone(seed: int, number: int, model: Path) -> int:
     return int(not result.passed)
 
 
+def _scenarios(given: argparse.Namespace, model: Path) -> Iterator[Result]:
+    """Run what needs processes, one after the other."""
+    names = list(SCENARIOS)
+    if given.scenario not in {None, "all"}:
+        names = [name for name in names if name == given.scenario]
+    for name in names:
+        print(f"{name}: {SCENARIOS[name].__doc__}", flush=True)
+        yield run_scenario(given.seed, name, given.engine, model)
+
+
+def _results(given: argparse.Namespace, model: Path) -> Iterator[Result]:
+    with_cases = given.scenario in {None, "none"} and given.engine == "sim"
+    if with_cases:
+        numbers = [
+            number
+            for number in range(given.cases)
+            if given.kind in {None, plan(given.seed, number).kind}
+        ]
+        yield from run_cases(given.seed, numbers, model, jobs=given.jobs)
+    if given.kind is None:
+        real = Path(given.model) if given.engine == "vllm" else model
+        yield from _scenarios(given, real)
+
+
 def main() -> int:
     """Return 0 if every case passed."""
-    given = _parser().parse_args()
+    parser = _parser()
+    given = parser.parse_args()
+    if given.engine == "vllm" and not given.model:
+        parser.error("--engine vllm needs --model")
     began = time.monotonic()
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder) / "tiny")
         if given.case is not None:
             return _alone(given.seed, given.case, model)
-        numbers = [
-            number
-            for number in range(given.cases)
-            if given.kind in {None, plan(given.seed, number).kind}
-        ]
-        for one in run_cases(given.seed, numbers, model, jobs=given.jobs):
+        for one in _results(given, model):
             results.append(one)
             for fault in one.faults:
                 print(f"FAILED case {one.number} ({one.kind}): {fault}")

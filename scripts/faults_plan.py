@@ -14,7 +14,17 @@ from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
 
-__all__ = ["KINDS", "TOPOLOGIES", "Ask", "Case", "Point", "Strike", "digest", "plan"]
+__all__ = [
+    "KINDS",
+    "TOPOLOGIES",
+    "Ask",
+    "Case",
+    "Point",
+    "Strike",
+    "digest",
+    "plan",
+    "plan_digest",
+]
 
 TOPOLOGIES = {
     "single": ("aggregated",),
@@ -23,8 +33,6 @@ TOPOLOGIES = {
     "quartet": ("prefill", "prefill", "decode", "decode"),
     "mixed": ("prefill", "decode", "aggregated"),
 }
-
-DISAGGREGATED = ("trio", "quartet", "mixed")
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Proxy:
             verdict = self._judge(body, down=down)
             if verdict.hold_s:
                 await asyncio.sleep(verdict.hold_s)
-            if verdict.swap and kept is None:
+            if verdict.swap and verdict.bodies and kept is None:
                 kept = verdict.bodies[0]
             else:
                 for one in verdict.bodies:
