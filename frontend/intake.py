@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
@@ -10,7 +11,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from functools import partial
 
 from aiohttp import web
@@ -33,6 +33,10 @@ is told so at most this much late, and so is what waits for a worker to come bac
 
 MAX_RETRY_AFTER_S = 60
 """OpenAI's client ignores a longer wish, and then comes back after seconds."""
+
+GIVE_UP_S = 1.0
+"""How long the last words to a client may take when this frontend leaves before it has
+served it: they fit into any socket's buffer."""
 
 RETRY_SPREAD = 0.5
 """Clients turned away together come back spread over this part of their wait more."""
@@ -72,12 +76,14 @@ class Intake:
         self._idle.set()
         self.draining = False
         """Whether nothing new is taken."""
+        self.give_up: dict[Callable[[ApiError], None], None] = {}
+        """What ends a response early, of each that runs."""
         metrics.num_inflight.set_function(lambda: self._num_inflight)
         metrics.queue_requests.set_function(lambda: gate.num_sequences)
         metrics.queue_tokens.set_function(lambda: gate.num_tokens)
         metrics.num_admitted.set_function(lambda: gate.num_admitted)
 
-    @contextmanager
+    @contextlib.contextmanager
     def serving(self, request: web.Request) -> Generator[None]:
         """Count a request as being served.
 
@@ -86,7 +92,7 @@ class Intake:
         """
         limit = self._config.max_inflight_requests
         if self.draining:
-            raise unavailable("this frontend is shutting down", code="draining")
+            raise unavailable(_TEXTS[Reason.CLOSED], code="draining")
         if self._num_inflight >= limit:
             self._metrics.shed("inflight", 0)
             msg = f"this frontend already serves {limit} requests"
@@ -137,6 +143,11 @@ class Intake:
         self._gate.close()
         if self._num_inflight:
             _log.warning("%d requests did not end in time", self._num_inflight)
+            error = unavailable(_TEXTS[Reason.CLOSED], code="draining")
+            for give_up in self.give_up:
+                give_up(error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), GIVE_UP_S)
 
     # --- the turn ------------------------------------------------------------------
 

@@ -156,12 +156,14 @@ class Server:
                 headers.setdefault(REQUEST_ID, call.client_request_id)
             try:
                 await intake.turn(ticket)
+                intake.give_up[session.give_up] = None
                 self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
                 if not call.stream:
                     return await session.whole(headers)
                 timeout_s = self._config.client_write_timeout_s
                 return await session.streamed(request, headers, timeout_s)
             finally:
+                intake.give_up.pop(session.give_up, None)
                 intake.leave(ticket, session.num_tokens)
 
     async def _plain(self, answer: PlainAnswer, request: web.Request) -> web.Response:

@@ -69,6 +69,12 @@ class Session:
         """Tokens of all choices that were delivered."""
         return sum(choice.num_tokens for choice in self._choices)
 
+    def give_up(self, error: ApiError) -> None:
+        """End the response with *error*, unless all is over."""
+        if self._num_running and self._error is None:
+            self._error = error
+            self._wake.set()
+
     async def whole(self, headers: dict[str, str]) -> web.Response:
         """Return the response when every choice has ended.
 
@@ -108,6 +114,8 @@ class Session:
             # Nothing is sent until a token is there, so that a request which a worker
             # refuses is answered by its status.
             while not any(self._has_news(choice) for choice in self._choices):
+                if self._error is not None:
+                    raise self._error
                 await self._next_wake()
             for choice in self._choices:
                 num_tokens, end = choice.waiting

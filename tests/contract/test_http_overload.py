@@ -326,6 +326,25 @@ async def test_a_forced_end_sheds_the_queue(tiny_model: Path) -> None:
         await left(*busy)
 
 
+@pytest.mark.pitfall(12)
+async def test_what_does_not_end_in_time_is_told(tiny_model: Path) -> None:
+    """An error, or an error event and [DONE]: no connection just closes."""
+    async with stack(tiny_model, options=("--step-ms", "50")) as running:
+        fields: dict[str, Any] = {"prompt": "a", "max_tokens": 1_000}
+        whole = asyncio.create_task(running.complete(**fields))
+        url = running.url + "/v1/completions"
+        body = {**fields, "stream": True}
+        async with running.client.post(url, json=body) as answer:
+            assert (await answer.content.readline()).startswith(b"data:")
+            await running.intake.drain(0.0, asyncio.Event())
+            *_, error, done = (await answer.text()).strip().split("\n\n")
+        refused(await whole, 503, "draining")
+        await running.idle()
+
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "draining"
+    assert done == "data: [DONE]"
+
+
 async def test_the_queue_may_be_at_the_workers(tiny_model: Path) -> None:
     """Then all goes there at once, and they refuse what is too much for them."""
     async with small(tiny_model, "--queue-at", "worker") as running:
