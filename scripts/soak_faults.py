@@ -188,10 +188,12 @@ class Soak:
 def _name(pid: int) -> str:
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     words = [word.decode(errors="replace") for word in command]
+    if any(word.endswith("guard.py") for word in words):
+        return "guard"
     if "--worker-id" in words:
         return words[words.index("--worker-id") + 1]
-    named = [word for word in words if word.startswith("tokenwire.") or "guard" in word]
-    return named[0].rpartition("/")[2] if named else words[0]
+    named = [word for word in words if word.startswith("tokenwire.")]
+    return named[0] if named else words[0]
 
 
 def growth(tally: Tally, seconds: float) -> list[str]:
