@@ -17,6 +17,7 @@ from tokenwire.protocol.settings import (
     key_files,
     port,
     seconds,
+    tcp_endpoint,
     whole_number,
 )
 
@@ -107,7 +108,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         "--worker",
         action="append",
         default=[],
-        type=_endpoint,
+        type=tcp_endpoint,
         metavar="tcp://HOST:PORT",
         help="a worker; repeatable",
     )
@@ -368,15 +369,6 @@ def _add_parsers(parser: SettingsParser) -> None:
         metavar="FILE",
         help="Python file that registers more parsers of reasoning",
     )
-
-
-def _endpoint(text: str) -> str:
-    scheme, found, rest = text.partition("://")
-    _, colon, port = rest.rpartition(":")
-    if not found or scheme != "tcp" or not colon or not port.isdecimal():
-        msg = f"{text!r} is not an endpoint like tcp://127.0.0.1:5555"
-        raise argparse.ArgumentTypeError(msg)
-    return text
 
 
 def _name_and_port(text: str) -> str:

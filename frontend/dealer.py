@@ -13,6 +13,7 @@ from typing import Protocol
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.keys import abbreviated
 from tokenwire.protocol.limits import (
     HEARTBEAT_INTERVAL_S,
@@ -80,6 +81,9 @@ class Dealer:
         curve: The connection's keys; None: plain text.
         timeout_s: Silence of ZeroMQ's own ping that closes a connection.
         listener: Hears all.
+
+    Raises:
+        Incompatible: It cannot be connected to.
     """
 
     def __init__(
@@ -96,7 +100,11 @@ class Dealer:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        socket = context.socket(zmq.DEALER)
+        try:
+            socket = context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:  # too many
+            msg = f"cannot open a socket: {error.strerror}"
+            raise Incompatible(msg) from error
         socket.identity = identity
         socket.linger = LINGER_MS
         socket.ipv6 = "[" in endpoint  # for names too, it would prefer those addresses
@@ -113,8 +121,14 @@ class Dealer:
             socket.curve_publickey = zmq.curve_public(secret_key)
             socket.curve_serverkey = curve.worker_key.encode()
         self._socket = socket
-        self._monitor = socket.get_monitor_socket(_MONITORED)
-        socket.connect(endpoint)
+        try:
+            self._monitor = socket.get_monitor_socket(_MONITORED)
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.disable_monitor()
+            socket.close(0)
+            msg = f"cannot connect: {error.strerror}"
+            raise Incompatible(msg) from error
         self._loop.add_reader(socket.fileno(), self.read)
         self._loop.add_reader(self._monitor.fileno(), self._read_monitor)
         # What came before the reader was there raises no edge.

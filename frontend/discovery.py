@@ -5,6 +5,7 @@ Each source calls back with all endpoints it knows, whenever that changes.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+
+from tokenwire.protocol.settings import tcp_endpoint
 
 from .config import Config
 
@@ -50,11 +53,10 @@ def parse_workers_file(data: bytes) -> list[str]:
         file = msgspec.json.decode(data, type=WorkersFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
-    for worker in file.workers:
-        if not worker.endpoint.startswith("tcp://"):
-            msg = f"{worker.endpoint!r} is not an endpoint like tcp://127.0.0.1:5555"
-            raise ValueError(msg)
-    return [worker.endpoint for worker in file.workers]
+    try:
+        return [tcp_endpoint(worker.endpoint) for worker in file.workers]
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error)) from None
 
 
 async def discover(config: Config, found: Found) -> None:
@@ -89,12 +91,19 @@ async def _watch_name(name_and_port: str, found: Found) -> None:
     name, _, port = name_and_port.rpartition(":")
     loop = asyncio.get_running_loop()
     known: list[str] | None = None
+    complaint = ""
     while True:
         try:
             infos = await loop.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
-        except OSError as error:
-            _log.warning("workers name %s does not resolve: %s", name, error)
+        except (OSError, UnicodeError) as error:
+            # What was known stays: a name server that is away takes no worker along.
+            # A headless service without ready pods answers so too; those that are gone
+            # are noticed by their connections.
+            if str(error) != complaint:
+                complaint = str(error)
+                _log.warning("workers name %s does not resolve: %s", name, error)
         else:
+            complaint = ""
             endpoints = sorted({_endpoint(str(info[4][0]), port) for info in infos})
             if endpoints != known:
                 known = endpoints

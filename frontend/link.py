@@ -82,6 +82,7 @@ class Link:
             after which its engine counts as stalled; longer where steps are long.
         first_token_timeout_s: The same while no request has a token yet.
         on_ready: Called whenever it becomes ready.
+        on_lost: Called whenever it no longer is.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Link:
         stall_timeout_s: float = STALL_TIMEOUT_S,
         first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
         on_ready: Callable[[], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.state = LinkState.CONNECTING
@@ -103,6 +105,7 @@ class Link:
         self.load = Load("")
         self.prefixes = Prefixes()  # what its engine may have cached
         self.num_open_at_load = 0  # requests of this frontend when it came
+        self.is_leaving = False  # has left the list; what it runs may end
         self.reason = ""  # why it is not ready, for the operator
         self.num_protocol_errors = 0
         self._context = context
@@ -112,6 +115,7 @@ class Link:
         self._keyring = keyring
         self._turn = 0  # which of several keys is the worker's
         self._on_ready = on_ready
+        self._on_lost = on_lost
         self._stall = Stall(stall_timeout_s, first_token_timeout_s)
         self._suspect_until = 0.0
         self._open = OpenRequests()
@@ -155,6 +159,7 @@ class Link:
         """Whether a request may be sent here."""
         return (
             self.state is LinkState.READY
+            and not self.is_leaving
             and not self.load.draining
             and self._loop.time() >= self._suspect_until
         )
@@ -190,6 +195,11 @@ class Link:
     def release_kv(self, message: ReleaseKV) -> bool:
         """Pass a release on; returns whether it was sent."""
         return self.state is LinkState.READY and self._send(message)
+
+    def try_again(self) -> None:
+        """Ask a worker again that was refused: what was wrong with it may be over."""
+        if self.state is LinkState.REFUSED:
+            self._next_hello = 0.0
 
     def watch(self, lost: Callable[[str], None]) -> None:
         """Have *lost* called with the reason, once, if the worker is lost."""
@@ -276,19 +286,17 @@ class Link:
 
     def _connect(self) -> None:
         try:
-            curve = self._keyring.curve_for(self.endpoint, self._turn)
+            self._dealer = Dealer(
+                self.endpoint,
+                context=self._context,
+                # A new one each time: a ROUTER ignores a second peer with a known one.
+                identity=f"{self._frontend_id}:{secrets.token_hex(4)}".encode(),
+                curve=self._keyring.curve_for(self.endpoint, self._turn),
+                timeout_s=self._timeout_s,
+                listener=self,
+            )
         except Incompatible as error:
             self._refuse(str(error))
-            return
-        self._dealer = Dealer(
-            self.endpoint,
-            context=self._context,
-            # A new identity each time: a ROUTER ignores a second peer with a known one.
-            identity=f"{self._frontend_id}:{secrets.token_hex(4)}".encode(),
-            curve=curve,
-            timeout_s=self._timeout_s,
-            listener=self,
-        )
 
     def _drop_socket(self) -> None:
         dealer, self._dealer = self._dealer, None
@@ -371,6 +379,7 @@ class Link:
         try:
             self._accept(card)
         except Incompatible as error:
+            self._send(Bye(str(error)[:MAX_ERROR_CHARS]))  # for its log, too
             self._refuse(str(error))
             return
         self.card = card
@@ -413,12 +422,15 @@ class Link:
                 len(self._open),
             )
         worker_id = self.worker_id
+        was_ready = self.state is LinkState.READY
         self._set_state(state, reason)
         text = f"worker {worker_id} was lost: {reason}"
         self._open.lose_all(text)
         watchers, self._watchers = self._watchers, {}
         for lost in watchers:
             lost(text)
+        if was_ready and self._on_lost is not None:
+            self._on_lost()
 
     def _set_state(self, state: LinkState, reason: str) -> None:
         self.state = state

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -31,6 +32,9 @@ WORKER_WAIT_S = 10.0
 """How long a request that was accepted waits for a worker when all have failed: a
 restart behind a supervisor takes seconds where weights are cached; longer, and its
 client had better hear of it."""
+
+MAX_WORKERS = 2_048
+"""Each takes three ZeroMQ sockets, and 0.3 ms a second for its heartbeats."""
 
 MAX_UNRELEASED = 4_096
 """Releases that wait for a decode worker: as many as requests are served at once; the
@@ -59,6 +63,7 @@ class Instance(msgspec.Struct, omit_defaults=True):
     num_waiting: int = 0
     kv_usage: float = 0.0
     draining: bool = False
+    leaving: bool = False
     num_open: int = 0
 
 
@@ -99,23 +104,36 @@ class Pool:
         return self._links.values()
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
-        """Connect to what is new, leave what is gone."""
+        """Connect to what is new; give what is gone nothing more to do.
+
+        A worker that has left the list may still run requests: a pod that is being
+        stopped leaves its service's name first, and then drains.
+        """
         wanted = dict.fromkeys(endpoints)
-        for endpoint in [known for known in self._links if known not in wanted]:
-            _log.info("worker at %s has left the list", endpoint)
-            self._links.pop(endpoint).close("the worker left the list")
+        if len(wanted) > MAX_WORKERS:
+            _log.error("%d workers, of which %d are used", len(wanted), MAX_WORKERS)
+            wanted = dict.fromkeys(list(wanted)[:MAX_WORKERS])
+        for endpoint, link in self._links.items():
+            is_leaving = endpoint not in wanted
+            if link.is_leaving is not is_leaving:
+                link.is_leaving = is_leaving
+                text = "has left the list" if is_leaving else "is in the list again"
+                _log.info("worker at %s %s", endpoint, text)
+        self._drop_left()
+        self._wake()
         for endpoint in wanted:
             if endpoint not in self._links:
                 self._links[endpoint] = Link(
                     endpoint,
                     context=self._context,
                     identity=(self.frontend_id, self.incarnation),
-                    accept=self._accept,
+                    accept=partial(self._accept, endpoint),
                     keyring=self._keyring,
                     heartbeat_timeout_s=self._heartbeat_timeout_s,
                     stall_timeout_s=self._stall_timeout_s,
                     first_token_timeout_s=self._first_token_timeout_s,
                     on_ready=self._wake,
+                    on_lost=self._try_refused,
                 )
 
     async def run(self) -> None:
@@ -123,6 +141,7 @@ class Pool:
         while True:
             for link in list(self._links.values()):
                 link.tick()
+            self._drop_left()
             await asyncio.sleep(TICK_S)
 
     def close(self) -> None:
@@ -216,7 +235,14 @@ class Pool:
     def release_kv(self, request_id: str, handover: JsonObject) -> bool:
         """Have some decode worker free what a prefill worker holds."""
         message = ReleaseKV(request_id, handover)
-        sent = any(link.release_kv(message) for link in self.usable(Role.DECODE))
+        # One that takes no requests any more can still release.
+        decoders = [
+            link
+            for link in self._links.values()
+            if link.card is not None and link.card.role is Role.DECODE
+        ]
+        decoders.sort(key=lambda link: not link.usable)
+        sent = any(link.release_kv(message) for link in decoders)
         if not sent:
             self._unreleased.append(message)
             _log.warning(
@@ -239,6 +265,7 @@ class Pool:
                 num_waiting=link.load.num_waiting,
                 kv_usage=link.load.kv_usage,
                 draining=link.load.draining,
+                leaving=link.is_leaving,
                 num_open=link.num_open,
             )
             for link in self._links.values()
@@ -254,8 +281,30 @@ class Pool:
         for resume in waiting:
             resume()
 
-    def _accept(self, card: Card) -> None:
+    def _drop_left(self) -> None:
+        """Close what has left the list, once nothing runs there."""
+        for endpoint, link in list(self._links.items()):
+            is_needed = link.state is LinkState.READY and link.num_open
+            if link.is_leaving and not is_needed:
+                del self._links[endpoint]
+                link.close("the worker left the list")
+
+    def _try_refused(self) -> None:
+        """A name may be free, now that a worker is gone."""
+        for link in self._links.values():
+            link.try_again()
+
+    def _accept(self, endpoint: str, card: Card) -> None:
         check_card(card, model=self.model, tokenizer_sha256=self._tokenizer_sha256)
+        for other in self._links.values():
+            known = other.card
+            if other.endpoint == endpoint or known is None:
+                continue
+            is_going = other.is_leaving or other.load.draining
+            if other.state is not LinkState.READY or is_going:
+                continue
+            if known.worker_id == card.worker_id:
+                raise Incompatible(_taken(card, known, other.endpoint))
 
     def no_worker(self) -> ApiError:
         """Return a 503 that says what is wrong with each worker."""
@@ -267,6 +316,16 @@ class Pool:
         return unavailable(
             f"no worker can take requests now ({reasons or 'none known'})"
         )
+
+
+def _taken(card: Card, known: Card, endpoint: str) -> str:
+    """Return why a worker is not used besides the one that has its name."""
+    if known.incarnation == card.incarnation:
+        return f"worker {card.worker_id} is used already, by its address {endpoint}"
+    return (
+        f"another worker at {endpoint} has the name {card.worker_id} too: give each its "
+        "own --worker-id"
+    )
 
 
 def _no_releases() -> deque[ReleaseKV]:

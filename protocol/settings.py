@@ -17,6 +17,7 @@ __all__ = [
     "port",
     "port_or_off",
     "seconds",
+    "tcp_endpoint",
     "truth",
     "whole_number",
 ]
@@ -216,6 +217,20 @@ def port_or_off(text: str) -> int | None:
     except argparse.ArgumentTypeError as error:
         msg = f"{error} or off"
         raise argparse.ArgumentTypeError(msg) from None
+
+
+def tcp_endpoint(text: str) -> str:
+    """Return *text*, which says where a worker listens.
+
+    Raises:
+        ArgumentTypeError: It is no ``tcp://HOST:PORT``.
+    """
+    host, _, number = text.removeprefix("tcp://").rpartition(":")
+    is_port = number.isdecimal() and 0 < int(number) <= MAX_PORT
+    if not text.startswith("tcp://") or not host or not is_port:
+        msg = f"{text!r} is not an endpoint like tcp://127.0.0.1:5555"
+        raise argparse.ArgumentTypeError(msg)
+    return text
 
 
 def seconds(*, zero: bool = False) -> Callable[[str], float]:

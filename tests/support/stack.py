@@ -123,12 +123,13 @@ class SimWorker:
         timers: Timers | None = None,
         bounds: Bounds = BOUNDS,
         keys: KeyFiles | None = None,
+        listen: str = "tcp://127.0.0.1:0",
     ) -> None:
         self.engine = SimEngine(
             model=str(model), role=role, options=parse_options(options), timers=timers
         )
         gate = None if keys is None else Gate(keys)
-        self.link = Link("tcp://127.0.0.1:0", gate=gate)
+        self.link = Link(listen, gate=gate)
         self._timers = timers
         self._bounds = bounds
         self.role = role
