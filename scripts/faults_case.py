@@ -36,6 +36,9 @@ HUNG_S = 120.0
 LEAK_S = 4.0
 """What is held so long after the last answer has leaked; leases of the cases: 2 s."""
 
+RECONNECT_S = 14.0
+"""A Hello that got lost is said again after 10 s, and a connection tried every 2 s."""
+
 LOOK_S = 0.02
 
 
@@ -165,6 +168,14 @@ async def _nothing_left(stage: Stage) -> dict[str, int]:
     return left
 
 
+async def _whole_again(stage: Stage) -> list[str]:
+    """Wait until every frontend is connected to every worker; return what is not."""
+    deadline = time.monotonic() + RECONNECT_S
+    while (missing := stage.missed()) and time.monotonic() < deadline:
+        await asyncio.sleep(LOOK_S)
+    return missing
+
+
 async def _run(case: Case, model: Path) -> Result:
     result = Result(
         case.number, case.kind, plan_digest(case), num_requests=len(case.asks)
@@ -179,7 +190,11 @@ async def _run(case: Case, model: Path) -> Result:
         result.num_leaked = sum(left.values())
         if left:
             result.faults.append(f"left behind: {left}")
-    result.num_strikes, result.num_struck = len(case.strikes), director.num_struck
+        if missing := await _whole_again(stage):
+            result.faults.append(f"not connected again: {missing}")
+    num_engine = sum("--fault" in options for options in case.engine.values())
+    result.num_strikes = len(case.strikes) + num_engine
+    result.num_struck = director.num_struck + num_engine
     _judge(case, result, director, got, [answer for _, answer in prepared])
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,8 +100,7 @@ async def ask(
     A failure of the connection is an answer that is not done.
     """
     answer = Answer()
-    loop = asyncio.get_running_loop()
-    last = loop.time()
+    last = time.monotonic()  # the loop's clock may leap
     path = "/v1/chat/completions" if one.chat else "/v1/completions"
     try:
         async with session.post(url + path, json=body) as response:
@@ -113,7 +113,7 @@ async def ask(
                     answer.left = True
                     return answer
                 async for line in response.content:
-                    now = loop.time()
+                    now = time.monotonic()
                     answer.longest_pause_s = max(answer.longest_pause_s, now - last)
                     if not line.strip():
                         continue
@@ -124,13 +124,13 @@ async def ask(
                         return answer
                     if one.reads_slowly and answer.num_events < SLOW_READS:
                         await asyncio.sleep(SLOW_READ_S)
-                        last = loop.time()
+                        last = time.monotonic()
                     if heard is not None:
                         heard()
     except (OSError, aiohttp.ClientError) as error:
         answer.error = answer.error or f"{type(error).__name__}: {error}"
     finally:
-        pause_s = loop.time() - last
+        pause_s = time.monotonic() - last
         answer.longest_pause_s = max(answer.longest_pause_s, pause_s)
     return answer
 

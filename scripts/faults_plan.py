@@ -107,6 +107,10 @@ def plan(seed: int, number: int) -> Case:
     rng = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)]
     made = _MAKERS[kind](rng, Case(seed, number, kind, "", (), ()))
+    if rng.random() < 0.15:  # short prompts are then prefilled where they are decoded
+        made = replace(
+            made, frontend=(*made.frontend, "--remote-prefill-min-tokens", "40")
+        )
     return replace(
         made, engine={name: made.engine[name] for name in sorted(made.engine)}
     )
@@ -222,7 +226,9 @@ def _kill(rng: random.Random, case: Case) -> Case:
     """Kill a worker for good; another of its role is left, or none is needed."""
     case = replace(case, topology=_any_topology(rng), asks=_asks(rng))
     strike = Strike(_stage(rng, case, _victim(rng, case)), "kill")
-    return replace(case, strikes=(strike,))
+    # Without any decode worker nothing can be released: the lease is the bound.
+    engine = {"prefill": LEASE} if case.topology == "mixed" else {}
+    return replace(case, strikes=(strike,), engine=engine)
 
 
 def _restart(rng: random.Random, case: Case) -> Case:
@@ -247,12 +253,14 @@ def _engine(rng: random.Random, case: Case) -> Case:
     case = replace(case, topology=topology, asks=_asks(rng))
     role = rng.choice(TOPOLOGIES[topology])
     first = f"{role}-0"
-    fault = rng.choice(("die", "die", "freeze", "slow", "fail-handover"))
+    fault = rng.choice(("die", "die", "freeze", "slow", "fail-handover", "drop-finish"))
     if fault == "fail-handover":
         case = replace(case, topology="trio")
         spec = rng.choice(("fail-handover@1", "fail-handover"))
         return replace(case, engine={"decode-0": ["--fault", spec]})
     step = rng.choice((1, 2, 3, rng.randint(4, 30)))
+    if fault == "drop-finish":
+        step = rng.choice((1, 2))  # of the ends
     spec = (
         f"slow={rng.choice((50, 300))}@{step}" if fault == "slow" else f"{fault}@{step}"
     )

@@ -18,6 +18,7 @@ from faults_plan import TOPOLOGIES, Case
 from faults_proxy import Proxy, Watcher
 
 from support.stack import BOUNDS, SimWorker, Stack, frontend
+from tokenwire.frontend.link import LinkState
 from tokenwire.protocol.messages import Role
 from tokenwire.worker.app import HELD_KV_WAIT_S
 from tokenwire.worker.service import Bounds
@@ -123,8 +124,6 @@ class Stage:
         self.frontends: list[Stack] = []
         self.killed_frontends: set[int] = set()
         self.proxies: list[Proxy] = []
-        self.done: list[str] = []
-        """What went wrong on purpose, in order."""
 
     async def __aenter__(self) -> Self:
         """Start all of it, and wait until every worker can be used."""
@@ -234,14 +233,18 @@ class Stage:
                 left[f"frontend {number} open at {link.worker_id}"] = link.num_open
         return {what: count for what, count in left.items() if count}
 
-    @property
-    def num_protocol_errors(self) -> int:
-        """Violations that frontends have noticed."""
-        return sum(
-            link.num_protocol_errors
-            for running in self.frontends
-            for link in running.pool.links
-        )
+    def missed(self) -> list[str]:
+        """Return the workers that run, and that a frontend is not connected to."""
+        missing: list[str] = []
+        for proxy in self.proxies:
+            number, worker = proxy.frontend, self.workers[proxy.worker]
+            if worker.dead or number in self.killed_frontends:
+                continue
+            links = self.frontends[number].pool.links
+            ready = {link.worker_id for link in links if link.state is LinkState.READY}
+            if proxy.worker not in ready:
+                missing.append(f"frontend {number} to {proxy.worker}")
+        return missing
 
     # -- inside ---------------------------------------------------------------------
 
