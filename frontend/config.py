@@ -31,6 +31,10 @@ from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 __all__ = ["Config", "parse_config"]
 
 
+MAX_INFLIGHT_BODY_BYTES = 256 * 1024 * 1024
+"""Bodies that arrive or are parsed: four of the largest, thousands of usual ones. Token
+ids as JSON take up to seven times as much once they are parsed."""
+
 MAX_QUEUE_REQUESTS = 1_024
 """Sequences that wait: what four engines of 256 slots run at once. Each costs some tens
 of KiB here, and a connection."""
@@ -63,6 +67,7 @@ class Config(msgspec.Struct, frozen=True):
     max_queue_tokens: int
     max_queue_wait_s: float
     max_body_bytes: int
+    max_inflight_body_bytes: int
     client_read_timeout_s: float
     client_write_timeout_s: float
     heartbeat_timeout_s: float
@@ -137,6 +142,14 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         type=whole_number(1),
         default=MAX_MESSAGE_BYTES,
         help="larger request bodies get 413 (default: %(default)s)",
+    )
+    add(
+        "--max-inflight-body-bytes",
+        type=whole_number(1),
+        default=MAX_INFLIGHT_BODY_BYTES,
+        metavar="N",
+        help="bodies held at once until they are parsed; more get 429 "
+        "(default: %(default)s)",
     )
     add(
         "--client-read-timeout-s",
@@ -215,6 +228,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         max_queue_tokens=given.max_queue_tokens,
         max_queue_wait_s=given.max_queue_wait_s,
         max_body_bytes=given.max_body_bytes,
+        max_inflight_body_bytes=given.max_inflight_body_bytes,
         heartbeat_timeout_s=given.heartbeat_timeout_s,
         client_read_timeout_s=given.client_read_timeout_s,
         stall_timeout_s=given.stall_timeout_s,

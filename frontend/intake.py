@@ -56,6 +56,15 @@ _TEXTS = {
 }
 
 
+class Visit:
+    """One request being served."""
+
+    __slots__ = ("num_body_bytes",)
+
+    def __init__(self) -> None:
+        self.num_body_bytes = 0
+
+
 class Intake:
     """Counts and bounds what is served, and gives requests their turn."""
 
@@ -72,6 +81,7 @@ class Intake:
         self._gate = gate = Gate(self._bounds, limit, time.monotonic)
         self._timer: asyncio.TimerHandle | None = None
         self._num_inflight = 0
+        self._num_body_bytes = 0  # announced or read, and not parsed yet
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -84,7 +94,7 @@ class Intake:
         metrics.num_admitted.set_function(lambda: gate.num_admitted)
 
     @contextlib.contextmanager
-    def serving(self, request: web.Request) -> Generator[None]:
+    def serving(self, request: web.Request) -> Generator[Visit]:
         """Count a request as being served.
 
         Raises:
@@ -102,26 +112,60 @@ class Intake:
             raise ApiError(415, msg)
         self._num_inflight += 1
         self._idle.clear()
+        visit = Visit()
         try:
-            yield
+            yield visit
         finally:
+            self.parsed(visit)
             self._num_inflight -= 1
             if not self._num_inflight:
                 self._idle.set()
 
-    async def body(self, request: web.Request) -> bytes:
-        """Return the body, which holds one of the requests served at once until it is here.
+    async def body(self, request: web.Request, visit: Visit) -> bytes:
+        """Return the body, whose bytes count until ``parsed``.
 
         Raises:
-            ApiError: 408, it takes too long.
+            ApiError: 408, it takes too long; 429, too much is held already.
+            HTTPRequestEntityTooLarge: It is above the limit, maybe once unpacked.
         """
         timeout_s = self._config.client_read_timeout_s
+        body = bytearray()
         try:
             async with asyncio.timeout(timeout_s):
-                return await request.read()
+                self._hold(visit, request.content_length or 0)
+                async for part in request.content.iter_any():
+                    body += part
+                    if len(body) > self._config.max_body_bytes:
+                        limit = self._config.max_body_bytes
+                        raise web.HTTPRequestEntityTooLarge(limit, len(body))
+                    if len(body) > visit.num_body_bytes:
+                        self._hold(visit, len(body))
+            return bytes(body)
         except TimeoutError as error:
             msg = f"the body has not arrived within {timeout_s:g} s"
             raise ApiError(408, msg, code="request_timeout") from error
+
+    def parsed(self, visit: Visit) -> None:
+        """Take note that a body is no longer needed."""
+        self._num_body_bytes -= visit.num_body_bytes
+        visit.num_body_bytes = 0
+
+    def _hold(self, visit: Visit, num_bytes: int) -> None:
+        """Count so many bytes for a body, those it has already included.
+
+        Raises:
+            ApiError: 429, with those of other bodies they are too many.
+        """
+        others = self._num_body_bytes - visit.num_body_bytes
+        limit = self._config.max_inflight_body_bytes
+        if others and others + num_bytes > limit:
+            self._metrics.shed("body_bytes", 0)
+            msg = (
+                f"this frontend holds bodies of {others} bytes, near its limit, {limit}"
+            )
+            raise overloaded(msg)
+        self._num_body_bytes = others + num_bytes
+        visit.num_body_bytes = num_bytes
 
     async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
         """Take nothing new; wait until all requests have ended, *force*, or the bound.

@@ -141,10 +141,12 @@ class Server:
         self, request: web.Request, prepare: Callable[[bytes, Check], Awaitable[Call]]
     ) -> web.StreamResponse:
         intake = self.intake
-        with intake.serving(request):
+        with intake.serving(request) as visit:
             tenant = tenant_of(request)
-            body = await intake.body(request)
+            body = await intake.body(request, visit)
             call = await prepare(body, partial(intake.check, tenant))
+            del body
+            intake.parsed(visit)
             ticket = ticket_of(tenant, call)
 
             def on_end(end: End) -> None:
@@ -168,9 +170,12 @@ class Server:
 
     async def _plain(self, answer: PlainAnswer, request: web.Request) -> web.Response:
         """Answer what no worker is asked about."""
-        with self.intake.serving(request):
+        with self.intake.serving(request) as visit:
             body = await answer(
-                await self.intake.body(request), self._model, self._pool, self._policy
+                await self.intake.body(request, visit),
+                self._model,
+                self._pool,
+                self._policy,
             )
             return web.Response(
                 body=body, content_type="application/json", headers=_echoed(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 from collections.abc import AsyncGenerator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.stack import Reply, Stack, eventually, stack
+from support.stack import Reply, Stack, eventually, frontend, stack
 from tokenwire.protocol.messages import Role
 
 SMALL = (
@@ -365,3 +366,83 @@ async def test_prefill_and_decode_workers_are_filled(tiny_model: Path) -> None:
         assert {reply.status for reply in replies} == {200}
         await running.idle()
         assert await metric(running, "tokenwire_requests_admitted") == 0
+
+
+def _post(port: int, size: int, *, chunked: bool = False) -> socket.socket:
+    """Begin a request whose body does not come to its end."""
+    client = socket.create_connection(("127.0.0.1", port))
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % size
+    client.sendall(
+        b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        + length
+        + b"\r\n\r\n"
+    )
+    if chunked:
+        client.sendall(b"%x\r\n%s\r\n" % (size, b" " * size))
+    return client
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_bodies_held_at_once_are_bounded(tiny_model: Path, chunked: bool) -> None:
+    """By what is announced, or by what has come; one alone is always taken."""
+    async with stack(
+        tiny_model, arguments=("--max-inflight-body-bytes", "1000")
+    ) as running:
+        large = {"prompt": "a" * 2000}
+        assert (await running.post("/tokenize", large)).status == 200
+        with _post(int(running.url.rpartition(":")[2]), 990, chunked=chunked):
+            async with asyncio.timeout(10):
+                while (reply := await running.post("/tokenize", large)).status == 200:
+                    await asyncio.sleep(0.01)
+            refused(reply, 429, "overloaded")
+            assert (await running.post("/tokenize", {"p": 1})).status == 400
+        async with asyncio.timeout(10):
+            while (await running.post("/tokenize", large)).status != 200:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_body_that_unpacks_to_too_much_is_refused(tiny_model: Path) -> None:
+    """What counts is what it takes here, not what came over the wire."""
+    arguments = ("--max-inflight-body-bytes", "100000")
+    async with stack(tiny_model, arguments=arguments) as running:
+        packed = gzip.compress(json.dumps({"prompt": "a" * 200_000}).encode())
+        with _post(int(running.url.rpartition(":")[2]), 900):
+            headers = {"Content-Encoding": "gzip"}
+            async with asyncio.timeout(10):
+                while True:
+                    reply = await running.post("/tokenize", packed, headers)
+                    if reply.status != 200:
+                        break
+            refused(reply, 429, "overloaded")
+
+
+async def test_a_second_frontend_gets_its_share(tiny_model: Path) -> None:
+    """The first to come may fill the workers, but not keep the others out."""
+    options = (*SMALL, "--max-num-seqs", "4")
+    async with (
+        small(tiny_model, options=options) as first,
+        frontend(tiny_model, ("--max-queue-requests", "2")) as second,
+    ):
+        worker = first.workers[0]
+        second.pool.set_endpoints([worker.link.endpoint])
+        await eventually(lambda: second.pool.ready, "the second frontend is there")
+        busy = [ask(first) for _ in range(8)]
+        await waits(first, 2)
+        assert worker.service.num_requests == 6
+        await eventually(
+            lambda: all(link.load.num_requests == 6 for link in second.pool.links),
+            "the second frontend knows that the worker is full",
+        )
+        mine = [ask(second) for _ in range(3)]
+        await eventually(lambda: worker.service.num_requests == 9, "its half")
+        late = ask(second)
+        await waits(second, 1)
+        # What ends makes no room for who has more than its half, once it is known.
+        await eventually(
+            lambda: all(link.load.num_requests == 9 for link in first.pool.links),
+            "the first frontend knows of the second's requests",
+        )
+        await left(busy[0])
+        await eventually(lambda: worker.service.num_requests == 8, "one has left")
+        assert await metric(first, "tokenwire_queue_requests") == 2
+        await left(*busy, *mine, late)
