@@ -50,6 +50,9 @@ __all__ = ["TICK_S", "Link", "LinkState"]
 
 _log = logging.getLogger(__name__)
 
+LOOKS = 8
+"""At each open request within its timeout: the last one is late by an eighth of it."""
+
 HELLO_AGAIN_S = 10.0
 """After a refusal; an operator may have fixed the worker behind this address."""
 
@@ -118,6 +121,7 @@ class Link:
         self._on_lost = on_lost
         self._stall = Stall(stall_timeout_s, first_token_timeout_s)
         self._suspect_until = 0.0
+        self._stuck_s, self._next_look = first_token_timeout_s, 0.0
         self._open = OpenRequests()
         self._watchers: dict[Callable[[str], None], None] = {}
         self._loop = asyncio.get_running_loop()
@@ -214,6 +218,7 @@ class Link:
         now = self._loop.time()
         if self._liveness.slept(now) and self._open:
             self._stall.begin(now)
+            self._open.look_anew(now)
         if self.state is LinkState.HELLO:
             if now >= self._next_hello:
                 self._say_hello()
@@ -232,8 +237,22 @@ class Link:
                 # else it has can go on elsewhere.
                 self._suspect_until = now + SUSPECT_S
                 self._reset(f"no token for {stalled_s:.1f} s")
-            elif self._liveness.beat_due(now):
-                self._send(Ping(self._incarnation))
+            else:
+                if self._liveness.beat_due(now):
+                    self._send(Ping(self._incarnation))
+                self._lose_stuck(now)
+
+    def _lose_stuck(self, now: float) -> None:
+        """Have requests go on elsewhere that the engine alone has forgotten."""
+        if now < self._next_look:
+            return
+        self._next_look = now + self._stuck_s / LOOKS
+        for request_id, reply in self._open.take_stuck(now, self._stuck_s).items():
+            self._send(Cancel(request_id))
+            reply.lost(
+                f"worker {self.worker_id} brought no token for {self._stuck_s:.0f} s, "
+                "only for others"
+            )
 
     def _stalled_s(self, now: float) -> float | None:
         """Return for how long open requests got no token, if that is too long."""

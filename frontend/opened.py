@@ -14,12 +14,14 @@ __all__ = ["OpenRequests"]
 class _Open:
     """An open request: its reply and the order of what it got."""
 
-    __slots__ = ("exchange", "num_prompt_tokens", "reply")
+    __slots__ = ("exchange", "num_prompt_tokens", "num_seen", "reply", "seen_at")
 
     def __init__(self, reply: Reply, num_prompt_tokens: int) -> None:
         self.reply = reply
         self.num_prompt_tokens = num_prompt_tokens
         self.exchange = Exchange()
+        self.num_seen = 0  # tokens at the last look
+        self.seen_at = 0.0  # when a look first found so many
 
 
 class OpenRequests:
@@ -80,6 +82,28 @@ class OpenRequests:
                 entry.exchange.finished(end)
                 self.forget(end.request_id)
                 entry.reply.finished(end)
+
+    def take_stuck(self, now: float, timeout_s: float) -> dict[str, Reply]:
+        """Return those under way that got nothing for so long; they are dropped.
+
+        An engine may forget one of its requests and go on with the others. Those without
+        a token are not looked at: they may wait in its queue.
+        """
+        stuck: dict[str, Reply] = {}
+        for request_id, entry in self._open.items():
+            num_tokens = entry.exchange.num_tokens
+            if num_tokens != entry.num_seen:
+                entry.num_seen, entry.seen_at = num_tokens, now
+            elif num_tokens and now - entry.seen_at > timeout_s:
+                stuck[request_id] = entry.reply
+        for request_id in stuck:
+            self.forget(request_id)
+        return stuck
+
+    def look_anew(self, now: float) -> None:
+        """Let the time before *now* not count: nobody has listened."""
+        for entry in self._open.values():
+            entry.seen_at = now
 
     def lose_all(self, reason: str) -> None:
         """End all as lost; a reply may open a request elsewhere at once."""

@@ -378,6 +378,26 @@ async def test_waiting_for_a_first_token_is_no_stall(
     assert pair.link.usable
 
 
+async def test_a_request_that_its_engine_has_forgotten_is_lost(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end never came while others got tokens, and its client waited for ever."""
+    forgotten, served = await pair.submit(), Recorder()
+    pair.link.submit(Submit("s", pack_ids([1]), Sampling(max_tokens=999)), served)
+    await pair.worker.send(Batch([tokens(0, 5)]))
+    for index in range(int(FIRST_TOKEN_TIMEOUT_S * 1.25)):
+        move_clock(monkeypatch, 1.0)
+        await pair.worker.send(Batch([Tokens("s", index, pack_ids([7]))]))
+        while len(served.ids) <= index:
+            await asyncio.sleep(0)
+        pair.link.tick()
+
+    assert "brought no token for 120 s, only for others" in forgotten.losses[0]
+    await pair.worker.receive(Cancel)
+    assert not served.losses
+    assert pair.link.usable
+
+
 async def test_a_worker_that_never_brings_a_first_token_is_stalled(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
