@@ -39,6 +39,9 @@ LEAK_S = 4.0
 RECONNECT_S = 14.0
 """A Hello that got lost is said again after 10 s, and a connection tried every 2 s."""
 
+FORBIDDEN = {"drop", "repeat", "swap", "truncate", "garble"}
+"""What the protocol rules out on a link, so that it must be noticed."""
+
 LOOK_S = 0.02
 
 
@@ -176,6 +179,21 @@ async def _whole_again(stage: Stage) -> list[str]:
     return missing
 
 
+async def _is_noticed(case: Case, stage: Stage, director: Director) -> bool:
+    """Return whether what was done to a message is noticed by who did not get it.
+
+    Not by a deadline, which other traffic may put off for ever. Where processes or
+    connections are struck too, the message may be lost with them.
+    """
+    actions = {strike.action for strike in case.strikes}
+    if not actions or not actions <= FORBIDDEN or not director.num_struck:
+        return True
+    deadline = time.monotonic() + LEAK_S
+    while not stage.num_violations and time.monotonic() < deadline:
+        await asyncio.sleep(LOOK_S)
+    return bool(stage.num_violations)
+
+
 async def _run(case: Case, model: Path) -> Result:
     result = Result(
         case.number, case.kind, plan_digest(case), num_requests=len(case.asks)
@@ -190,6 +208,8 @@ async def _run(case: Case, model: Path) -> Result:
         result.num_leaked = sum(left.values())
         if left:
             result.faults.append(f"left behind: {left}")
+        if not await _is_noticed(case, stage, director):
+            result.faults.append("nobody has noticed what was done to a message")
         if missing := await _whole_again(stage):
             result.faults.append(f"not connected again: {missing}")
     num_engine = sum("--fault" in options for options in case.engine.values())

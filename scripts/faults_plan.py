@@ -107,7 +107,9 @@ def plan(seed: int, number: int) -> Case:
     rng = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)]
     made = _MAKERS[kind](rng, Case(seed, number, kind, "", (), ()))
-    if rng.random() < 0.15:  # short prompts are then prefilled where they are decoded
+    if (
+        rng.random() < 0.15 and kind != "clients"
+    ):  # short prompts are then prefilled where they are decoded
         made = replace(
             made, frontend=(*made.frontend, "--remote-prefill-min-tokens", "40")
         )
@@ -161,13 +163,22 @@ def _stage(rng: random.Random, case: Case, request: int) -> Point:
     if "prefill" in legs:
         stages.append(Point("prefilled", request, early=early))
     ask = case.asks[request]
-    last = ask.stop_after or ask.max_tokens
+    last = ask.stop_after or min(ask.max_tokens, 48)
     stages += [
         Point("tokens", request, count=count, early=early)
         for count in (1, 2, rng.randint(3, last), last)
     ]
     stages.append(Point("finished", request, early=early))
     return rng.choice(stages)
+
+
+def _stage_of_all(rng: random.Random, case: Case, request: int) -> Point:
+    """Return a point that comes before the end, whichever workers serve."""
+    while True:
+        point = _stage(rng, case, request)
+        depends = case.topology == "mixed" and point.message != "tokens"
+        if point.message != "finished" and not depends:
+            return point
 
 
 def _victim(rng: random.Random, case: Case) -> int:
@@ -179,6 +190,10 @@ def _any_topology(rng: random.Random) -> str:
 
 
 # --- kinds of cases --------------------------------------------------------------------
+
+LONG, SLOWLY = 1_500, ["--step-ms", "10"]
+"""Of requests that nobody will read to their end: they must be ended, for they run for
+15 s by themselves."""
 
 LEASE = ["--kv-lease-s", "2"]
 """Where the message that frees KV may itself be lost, the lease bounds the leak."""
@@ -329,15 +344,20 @@ def _clients(rng: random.Random, case: Case) -> Case:
         way = rng.choice(("stay", "early", "stage", "slow"))
         if way == "early":
             asks[index] = replace(
-                ask, leaves_after=rng.randint(0, 6), max_tokens=400, stop_after=None
+                ask,
+                stream=True,
+                leaves_after=rng.randint(0, 6),
+                max_tokens=LONG,
+                stop_after=None,
             )
         elif way == "stage":
-            asks[index] = replace(ask, max_tokens=400, stop_after=None)
+            asks[index] = replace(ask, max_tokens=LONG, stop_after=None)
             case = replace(case, asks=tuple(asks))
-            strikes.append(Strike(_stage(rng, case, index), "leave"))
+            strikes.append(Strike(_stage_of_all(rng, case, index), "leave"))
         elif way == "slow":
             asks[index] = replace(ask, reads_slowly=True, stream=True)
-    return replace(case, asks=tuple(asks), strikes=tuple(strikes))
+    engine = dict.fromkeys(set(TOPOLOGIES[case.topology]), SLOWLY)
+    return replace(case, asks=tuple(asks), strikes=tuple(strikes), engine=engine)
 
 
 def _queues(rng: random.Random, case: Case) -> Case:
@@ -364,8 +384,15 @@ def _frontends(rng: random.Random, case: Case) -> Case:
     """Kill one of two frontends: the other's requests do not notice."""
     topology = rng.choice(("twins", "trio", "quartet"))
     case = replace(case, topology=topology, asks=_asks(rng, 4), num_frontends=2)
-    strike = Strike(_stage(rng, case, _victim(rng, case)), "kill frontend")
-    return replace(case, strikes=(strike,), engine={"prefill": LEASE})
+    victim = _victim(rng, case)
+    for index in range(victim % 2, len(case.asks), 2):  # of the same frontend
+        case = replace(
+            case, asks=_with(case.asks, index, max_tokens=LONG, stop_after=None)
+        )
+    strike = Strike(_stage(rng, case, victim), "kill frontend")
+    engine = dict.fromkeys(set(TOPOLOGIES[topology]), SLOWLY)
+    engine["prefill"] = [*SLOWLY, *LEASE]
+    return replace(case, strikes=(strike,), engine=engine)
 
 
 def _two(rng: random.Random, case: Case) -> Case:

@@ -124,6 +124,7 @@ class Stage:
         self.frontends: list[Stack] = []
         self.killed_frontends: set[int] = set()
         self.proxies: list[Proxy] = []
+        self.num_broken = 0  # violations of the protocol that workers have noticed
 
     async def __aenter__(self) -> Self:
         """Start all of it, and wait until every worker can be used."""
@@ -233,6 +234,15 @@ class Stage:
                 left[f"frontend {number} open at {link.worker_id}"] = link.num_open
         return {what: count for what, count in left.items() if count}
 
+    @property
+    def num_violations(self) -> int:
+        """Violations of the protocol that either side has noticed."""
+        return self.num_broken + sum(
+            link.num_protocol_errors
+            for running in self.frontends
+            for link in running.pool.links
+        )
+
     def missed(self) -> list[str]:
         """Return the workers that run, and that a frontend is not connected to."""
         missing: list[str] = []
@@ -269,10 +279,20 @@ class Stage:
         worker = Worker(self._model, role, name, options, bounds)
         self._num_starts += 1
         await worker.start(incarnation=f"{name}/{self._num_starts}")
+        self._count_broken(worker)
         worker.service.on_change = lambda: self._changed(name, worker)
         self.workers[name] = worker
         for proxy in self.links_of(name):
             proxy.port = _port(worker)
+
+    def _count_broken(self, worker: Worker) -> None:
+        broken = worker.service.broken
+
+        def counted(identity: bytes, reason: str) -> None:
+            self.num_broken += 1
+            broken(identity, reason)
+
+        worker.service.broken = counted  # type: ignore[method-assign]
 
     def _changed(self, name: str, worker: Worker) -> None:
         """Do what the worker's process does when its engine has died."""
