@@ -22,6 +22,7 @@ from tokenwire.protocol.limits import (
 )
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
+    ORPHANED_KV,
     PROTOCOL_VERSION,
     Batch,
     Bye,
@@ -31,10 +32,13 @@ from tokenwire.protocol.messages import (
     FromFrontend,
     FromWorker,
     Hello,
+    JsonObject,
     Load,
+    OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
+    Settled,
     Submit,
 )
 from tokenwire.protocol.numbering import Incoming, Outgoing
@@ -86,6 +90,8 @@ class Link:
         first_token_timeout_s: The same while no request has a token yet.
         on_ready: Called whenever it becomes ready.
         on_lost: Called whenever it no longer is.
+        on_orphan: Called with KV that is held for a lost frontend; returns whether that
+            is seen to.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class Link:
         first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
         on_ready: Callable[[], None] | None = None,
         on_lost: Callable[[], None] | None = None,
+        on_orphan: Callable[[OrphanedKV], bool] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.state = LinkState.CONNECTING
@@ -119,6 +126,7 @@ class Link:
         self._turn = 0  # which of several keys is the worker's
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_orphan = on_orphan
         self._stall = Stall(stall_timeout_s, first_token_timeout_s)
         self._suspect_until = 0.0
         self._stuck_s, self._next_look = first_token_timeout_s, 0.0
@@ -199,6 +207,10 @@ class Link:
     def release_kv(self, message: ReleaseKV) -> bool:
         """Pass a release on; returns whether it was sent."""
         return self.state is LinkState.READY and self._send(message)
+
+    def reads(self, handover: JsonObject) -> bool:
+        """Return whether a request here still has to read this KV."""
+        return self._open.reads(handover)
 
     def try_again(self) -> None:
         """Ask a worker again that was refused: what was wrong with it may be over."""
@@ -354,6 +366,7 @@ class Link:
             PROTOCOL_VERSION,
             self._frontend_id,
             self._incarnation,
+            [ORPHANED_KV],
             link_id=self._link_id,
         )
         if self._send(hello):
@@ -366,17 +379,27 @@ class Link:
         if self.state is LinkState.HELLO and isinstance(message, Load):
             self._say_hello()  # the worker knows us, but its card is lost
             return
-        if isinstance(message, Batch | Load | EngineDead):
+        if isinstance(message, Batch | Load | OrphanedKV | EngineDead):
             if self.state is not LinkState.READY:
                 return  # from before the connection broke
             self._incoming.check(message)
         match message:
             case Batch():
+                handed_over = [
+                    end.request_id
+                    for end in message.finished
+                    if end.handover is not None and end.request_id in self._open
+                ]
                 self._open.take(message)
+                for request_id in handed_over:
+                    self._settle(request_id)  # its reply has passed it on
                 if not self._open:
                     self._stall.idle()
             case Load():
                 self._take_load(message)
+            case OrphanedKV():
+                if self._on_orphan is not None and self._on_orphan(message):
+                    self._settle(message.request_id)
             case Card():
                 self._take_card(message)
             case Refused():
@@ -388,6 +411,10 @@ class Link:
             case EngineDead():
                 _log.error("worker %s: engine died: %s", self.worker_id, message.reason)
                 self._lose(LinkState.CONNECTING, f"engine died: {message.reason}")
+
+    def _settle(self, request_id: str) -> None:
+        if self.card is not None and ORPHANED_KV in self.card.capabilities:
+            self._send(Settled(request_id))
 
     def _take_card(self, card: Card) -> None:
         if not self._num_cards_due:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenwire.protocol.exchange import Exchange
-from tokenwire.protocol.messages import Batch, Submit
+from tokenwire.protocol.messages import Batch, JsonObject, Submit
 from tokenwire.protocol.tokens import TOKEN_BYTES
 
 from .reply import Reply
@@ -14,10 +14,20 @@ __all__ = ["OpenRequests"]
 class _Open:
     """An open request: its reply and the order of what it got."""
 
-    __slots__ = ("exchange", "num_prompt_tokens", "num_seen", "reply", "seen_at")
+    __slots__ = (
+        "exchange",
+        "handover",
+        "num_prompt_tokens",
+        "num_seen",
+        "reply",
+        "seen_at",
+    )
 
-    def __init__(self, reply: Reply, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, reply: Reply, num_prompt_tokens: int, handover: JsonObject | None
+    ) -> None:
         self.reply = reply
+        self.handover = handover
         self.num_prompt_tokens = num_prompt_tokens
         self.exchange = Exchange()
         self.num_seen = 0  # tokens at the last look
@@ -44,10 +54,17 @@ class OpenRequests:
         """Whether one of them has a token already."""
         return any(one.exchange.num_tokens for one in self._open.values())
 
+    def reads(self, handover: JsonObject) -> bool:
+        """Return whether one of them still has to read this KV."""
+        return any(
+            one.handover == handover and not one.exchange.num_tokens
+            for one in self._open.values()
+        )
+
     def add(self, message: Submit, reply: Reply) -> None:
         """Add a request; *reply* hears of its end exactly once."""
         num_tokens = len(message.token_ids) // TOKEN_BYTES
-        self._open[message.request_id] = _Open(reply, num_tokens)
+        self._open[message.request_id] = _Open(reply, num_tokens, message.handover)
         self.num_prompt_tokens += num_tokens
 
     def forget(self, request_id: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card, check_pair
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
-from tokenwire.protocol.messages import Card, JsonObject, ReleaseKV, Role
+from tokenwire.protocol.messages import Card, JsonObject, OrphanedKV, ReleaseKV, Role
 from tokenwire.protocol.tokens import TOKEN_BYTES
 
 from .dealer import open_context
@@ -134,6 +134,7 @@ class Pool:
                     first_token_timeout_s=self._first_token_timeout_s,
                     on_ready=self._wake,
                     on_lost=self._try_refused,
+                    on_orphan=self._adopt,
                 )
 
     async def run(self) -> None:
@@ -235,14 +236,7 @@ class Pool:
     def release_kv(self, request_id: str, handover: JsonObject) -> bool:
         """Have some decode worker free what a prefill worker holds."""
         message = ReleaseKV(request_id, handover)
-        # One that takes no requests any more can still release.
-        decoders = [
-            link
-            for link in self._links.values()
-            if link.card is not None and link.card.role is Role.DECODE
-        ]
-        decoders.sort(key=lambda link: not link.usable)
-        sent = any(link.release_kv(message) for link in decoders)
+        sent = self._send_release(message)
         if not sent:
             self._unreleased.append(message)
             _log.warning(
@@ -251,6 +245,22 @@ class Pool:
                 request_id,
             )
         return sent
+
+    def _send_release(self, message: ReleaseKV) -> bool:
+        # One that takes no requests any more can still release.
+        decoders = [
+            link
+            for link in self._links.values()
+            if link.card is not None and link.card.role is Role.DECODE
+        ]
+        decoders.sort(key=lambda link: not link.usable)
+        return any(link.release_kv(message) for link in decoders)
+
+    def _adopt(self, orphan: OrphanedKV) -> bool:
+        """Have KV released whose frontend is gone; return whether that is seen to."""
+        if any(link.reads(orphan.handover) for link in self._links.values()):
+            return True  # ours after all, and a decode leg is about to read it
+        return self._send_release(ReleaseKV(orphan.request_id, orphan.handover))
 
     def instances(self) -> list[Instance]:
         """Return every worker, for the operator."""

@@ -20,7 +20,9 @@ from .messages import (
     FromFrontend,
     FromWorker,
     Logprobs,
+    OrphanedKV,
     ReleaseKV,
+    Settled,
     Submit,
     Tokens,
 )
@@ -77,7 +79,7 @@ def decode_from_frontend(data: bytes | memoryview) -> FromFrontend:
     if isinstance(message, Submit):
         _check_id(message.request_id)
         _check_ids(message.token_ids, "$.token_ids")
-    elif isinstance(message, Cancel | ReleaseKV):
+    elif isinstance(message, Cancel | ReleaseKV | Settled):
         _check_id(message.request_id)
     return message
 
@@ -100,6 +102,8 @@ def decode_from_worker(data: bytes | memoryview) -> FromWorker:
             _check_tokens(item, position)
         for position, end in enumerate(message.finished):
             _check_finished(end, f"$.finished[{position}]")
+    elif isinstance(message, OrphanedKV):
+        _check_id(message.request_id)
     return message
 
 
@@ -114,7 +118,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
 
 
 def _check_size(message: FromFrontend | FromWorker, size: int) -> None:
-    carries = isinstance(message, Submit | ReleaseKV | Batch)
+    carries = isinstance(message, Submit | ReleaseKV | OrphanedKV | Batch)
     limit = MAX_MESSAGE_BYTES if carries else MAX_CONTROL_BYTES
     if size > limit:
         msg = f"{type(message).__name__} has {size} bytes, the limit is {limit}"

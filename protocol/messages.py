@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "ORPHANED_KV",
     "PROTOCOL_VERSION",
     "Batch",
     "Bye",
@@ -37,11 +38,13 @@ __all__ = [
     "Leg",
     "Load",
     "Logprobs",
+    "OrphanedKV",
     "Ping",
     "Refused",
     "ReleaseKV",
     "Role",
     "Sampling",
+    "Settled",
     "StructuredOutput",
     "Submit",
     "Tokens",
@@ -52,6 +55,9 @@ PROTOCOL_VERSION = 1
 
 JsonObject = dict[str, Any]
 """A connector's own object, passed through without a look inside."""
+
+ORPHANED_KV = "orphaned_kv"
+"""Capability. In Hello: sends Settled, takes OrphanedKV. In Card: takes Settled."""
 
 Seq = int | msgspec.UnsetType
 """1, 2, ... on its link and in its direction; an older peer sends none."""
@@ -191,6 +197,17 @@ class ReleaseKV(msgspec.Struct, tag="release_kv", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
+class Settled(msgspec.Struct, tag="settled", frozen=True):
+    """What a prefill worker holds for this request is in other hands, or free.
+
+    A hand-over has been passed on to a decode leg or released; or an OrphanedKV is seen
+    to. Only to workers with the capability ``ORPHANED_KV``.
+    """
+
+    request_id: str  # the prefill leg's, or the OrphanedKV's
+    seq: Seq = msgspec.UNSET
+
+
 class Ping(msgspec.Struct, tag="ping", frozen=True):
     """The frontend is alive; every ``HEARTBEAT_INTERVAL_S``."""
 
@@ -205,7 +222,7 @@ class Bye(msgspec.Struct, tag="bye", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
-FromFrontend = Hello | Submit | Cancel | ReleaseKV | Ping | Bye
+FromFrontend = Hello | Submit | Cancel | ReleaseKV | Settled | Ping | Bye
 
 
 # --- worker to frontend ------------------------------------------------------------
@@ -309,4 +326,16 @@ class EngineDead(msgspec.Struct, tag="engine_dead", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
-FromWorker = Card | Refused | Batch | Load | EngineDead
+class OrphanedKV(msgspec.Struct, tag="orphaned_kv", frozen=True):
+    """KV is held for a frontend that is gone: have it released, as by ReleaseKV.
+
+    Answered by Settled; else sent again. Only to frontends with the capability
+    ``ORPHANED_KV``.
+    """
+
+    request_id: str  # the worker's
+    handover: JsonObject
+    seq: Seq = msgspec.UNSET
+
+
+FromWorker = Card | Refused | Batch | Load | OrphanedKV | EngineDead

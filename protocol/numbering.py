@@ -27,14 +27,18 @@ from .messages import (
     FromFrontend,
     FromWorker,
     Load,
+    OrphanedKV,
     Ping,
     ReleaseKV,
+    Settled,
     Submit,
 )
 
 __all__ = ["Incoming", "Numbered", "Outgoing"]
 
-Numbered = Submit | Cancel | ReleaseKV | Ping | Bye | Batch | Load | EngineDead
+_FromFrontend = Submit | Cancel | ReleaseKV | Settled | Ping | Bye
+_FromWorker = Batch | Load | OrphanedKV | EngineDead
+Numbered = _FromFrontend | _FromWorker
 """All but Hello, Card and Refused."""
 
 M = TypeVar("M", bound=FromFrontend | FromWorker)

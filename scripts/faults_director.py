@@ -23,9 +23,11 @@ from tokenwire.protocol.messages import (
     Hello,
     Leg,
     Load,
+    OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
+    Settled,
     Submit,
 )
 from tokenwire.protocol.tokens import TOKEN_BYTES
@@ -38,7 +40,7 @@ Event = tuple[str, int | None, str | None, int]
 _TAGS: dict[type, str] = {
     Hello: "hello", Submit: "submit", Cancel: "cancel", ReleaseKV: "release",
     Ping: "ping", Bye: "bye", Card: "card", Refused: "refused", Batch: "batch",
-    Load: "load", EngineDead: "dead",
+    Load: "load", EngineDead: "dead", Settled: "settled", OrphanedKV: "orphan",
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import uvloop
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError
-from tokenwire.protocol.messages import PROTOCOL_VERSION, Card
+from tokenwire.protocol.messages import ORPHANED_KV, PROTOCOL_VERSION, Card
 from tokenwire.worker.engine import (
     Engine,
     EngineFinished,
@@ -174,6 +174,7 @@ class Worker:
             connector_compatibility=info.connector_compatibility,
             max_num_seqs=info.max_num_seqs,
             num_kv_blocks=info.num_kv_blocks,
+            capabilities=[ORPHANED_KV],
             weight_version=config.weight_version,
         )
 

@@ -71,6 +71,10 @@ class Metrics:
         self._ended = counter("request_success", "Ends, by reason.", "finished_reason")
         self._errors = counter("request_errors", "Ends with an error.", "kind")
         self._cancels = counter("request_cancels", "Cancelled by or with a frontend.")
+        self._orphaned = counter(
+            "kv_orphans",
+            "Hand-overs whose frontend was lost before it had passed them on.",
+        )
         self._released = counter("kv_releases", "Hand-overs released without a read.")
         self._broken = counter("protocol_errors", "Messages that were none.")
         self._batches = counter("batches", "Batch messages sent.")
@@ -126,6 +130,10 @@ class Metrics:
     def cancelled(self, num_requests: int = 1) -> None:
         """Count requests that were cancelled."""
         self._cancels.labels(self._model_name).inc(num_requests)
+
+    def orphaned(self, number: int) -> None:
+        """Count hand-overs that nobody is known to see to."""
+        self._orphaned.labels(self._model_name).inc(number)
 
     def kv_released(self) -> None:
         """Count a hand-over that was released."""

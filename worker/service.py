@@ -36,6 +36,7 @@ from tokenwire.protocol.messages import (
     Ping,
     Refused,
     ReleaseKV,
+    Settled,
     Submit,
     Tokens,
 )
@@ -45,6 +46,7 @@ from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, Engin
 from .admission import Admission, Bounds, Refusal
 from .frontends import Frontend, Request
 from .metrics import Metrics
+from .orphans import Orphans
 from .outbox import send_batch
 from .timers import Timers
 
@@ -91,6 +93,7 @@ class Service:
         self._frontends: dict[bytes, Frontend] = {}
         self._requests: dict[str, Request] = {}  # by the engine's id
         self._aborting: dict[str, float] = {}  # engine id -> when to give up, ascending
+        self._orphans = Orphans()
         self._num_submits = 0
         self._dirty: list[Frontend] = []
         self.dead_reason: str | None = None
@@ -130,6 +133,8 @@ class Service:
             case ReleaseKV():
                 self._metrics.kv_released()
                 self._engine.release_kv(message.request_id, message.handover)
+            case Settled():
+                self._orphans.settled(frontend, message.request_id)
             case Ping():
                 pass  # it has been heard
             case Bye():
@@ -242,6 +247,7 @@ class Service:
             self._metrics.cancelled(len(requests))
         for request in requests:
             self._engine.abort(request.engine_id)
+        self._metrics.orphaned(self._orphans.lost(frontend, self._timers.time()))
         self._tell_if_idle()
 
     # -- from the engine ------------------------------------------------------------
@@ -278,6 +284,10 @@ class Service:
             request = requests.get(end.request_id)
             if request is not None:
                 self._answer(request, request.end(end))
+            elif end.handover is not None:
+                self._metrics.orphaned(1)
+                now = self._timers.time()
+                self._orphans.undelivered(end.request_id, end.handover, now)
 
     def died(self, reason: str) -> None:
         """End what is still open, tell every frontend, and note the reason."""
@@ -303,6 +313,8 @@ class Service:
     def _answer(self, request: Request, end: Finished) -> None:
         request.exchange.finished(end)
         self._forget(request)
+        if end.handover is not None:
+            self._orphans.given(request, end.handover, self._timers.time())
         request.frontend.outbox.finished.append(end)
         self._metrics.finished(end, self._timers.time() - request.submitted_at)
         self._flush_soon(request.frontend)
@@ -361,6 +373,10 @@ class Service:
                 self._lose(frontend, f"nothing heard for {silence_s:.1f} s")
             elif frontend.liveness.beat_due(now):
                 self._send(frontend, self._load())
+        for frontend, orphan in list(
+            self._orphans.offers(self._frontends.values(), now)
+        ):
+            self._send(frontend, orphan)
         for engine_id, give_up_at in list(self._aborting.items()):
             if give_up_at > now:
                 break

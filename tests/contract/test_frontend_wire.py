@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import pytest
 import pytest_asyncio
 import zmq
@@ -26,6 +27,7 @@ from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import (
+    ORPHANED_KV,
     PROTOCOL_VERSION,
     Batch,
     Bye,
@@ -41,6 +43,7 @@ from tokenwire.protocol.messages import (
     Refused,
     Role,
     Sampling,
+    Settled,
     Submit,
     Tokens,
 )
@@ -477,7 +480,6 @@ async def test_an_incompatible_worker_is_refused_in_a_sentence(
     change: dict[str, object], words: str
 ) -> None:
     """Another version, model or tokenizer is never routed to."""
-    import msgspec
 
     def accept(card: Card) -> None:
         check_card(card, model="tiny", tokenizer_sha256="a" * 64)
@@ -541,3 +543,26 @@ async def test_what_a_link_sends_is_numbered(pair: Pair) -> None:
     assert isinstance(submit, Submit)
     assert isinstance(cancel, Cancel)
     assert (submit.seq, cancel.seq) == (1, 2)
+
+
+@pytest.mark.parametrize("capabilities", [[], [ORPHANED_KV]])
+async def test_a_worker_hears_that_a_hand_over_is_seen_to(
+    capabilities: list[str],
+) -> None:
+    """When its reply has heard of it; an older worker would not understand."""
+    async with connected() as pair:
+        hello = await pair.worker.receive(Hello)
+        assert isinstance(hello, Hello)
+        assert hello.capabilities == [ORPHANED_KV]
+        card = msgspec.structs.replace(CARD, capabilities=capabilities)
+        await pair.worker.send(card)
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        recorder = await pair.submit()
+        ended = msgspec.structs.replace(end(1), handover={"e": 1})
+        await pair.worker.send(Batch([tokens(0, 5)], [ended]))
+        await eventually(lambda: bool(recorder.ends))
+        pair.link.close("over")
+        expected: list[type] = [Settled, Bye] if capabilities else [Bye]
+        for kind in expected:
+            message = await pair.worker.receive(Settled | Bye)  # type: ignore[arg-type]
+            assert type(message) is kind

@@ -29,11 +29,13 @@ from tokenwire.protocol.messages import (
     Leg,
     Load,
     Logprobs,
+    OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
     Role,
     Sampling,
+    Settled,
     StructuredOutput,
     Submit,
     Tokens,
@@ -92,6 +94,7 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
     "cancel": Cancel("r1"),
     "cancel_numbered": Cancel("r1", seq=2),
     "release_kv": ReleaseKV("r1", {"remote_engine_id": "e"}),
+    "settled": Settled("r1"),
     "ping": Ping("f00d"),
     "bye": Bye("rolling restart"),
 }
@@ -158,6 +161,7 @@ FROM_WORKER: dict[str, FromWorker] = {
     "load_of_two": Load("beef", num_frontends=2),
     "load_idle": Load("beef"),
     "load_numbered": Load("beef", seq=70_000),
+    "orphaned_kv": OrphanedKV("b-1", {"remote_engine_id": "e"}, seq=3),
     "engine_dead": EngineDead("out of memory"),
 }
 

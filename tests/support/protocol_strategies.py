@@ -25,11 +25,13 @@ from tokenwire.protocol.messages import (
     Leg,
     Load,
     Logprobs,
+    OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
     Role,
     Sampling,
+    Settled,
     StructuredOutput,
     Submit,
     Tokens,
@@ -128,6 +130,7 @@ from_frontend = st.one_of(
     ),
     st.builds(Cancel, names),
     st.builds(ReleaseKV, names, objects),
+    st.builds(Settled, names),
     st.builds(Ping, texts),
     st.builds(Bye, texts),
 )
@@ -183,6 +186,7 @@ from_worker = st.one_of(
         num_requests=ints,
         num_frontends=ints,
     ),
+    st.builds(OrphanedKV, names, objects),
     st.builds(EngineDead, texts),
 )
 

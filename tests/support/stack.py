@@ -27,7 +27,7 @@ from tokenwire.frontend.pool import Pool
 from tokenwire.frontend.server import Server
 from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.protocol.keys import KeyFiles
-from tokenwire.protocol.messages import PROTOCOL_VERSION, Card, Role
+from tokenwire.protocol.messages import ORPHANED_KV, PROTOCOL_VERSION, Card, Role
 from tokenwire.worker.gate import Gate
 from tokenwire.worker.link import Link
 from tokenwire.worker.metrics import Metrics as WorkerMetrics
@@ -167,6 +167,7 @@ class SimWorker:
             "tokenizer_sha256": self._sha256,
             "max_num_seqs": info.max_num_seqs,
             "connector": info.connector,
+            "capabilities": [ORPHANED_KV],
             "connector_compatibility": info.connector_compatibility,
         }
         self.service = Service(

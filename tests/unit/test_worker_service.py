@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
 from tokenwire.protocol.errors import SequenceError
 from tokenwire.protocol.messages import (
+    ORPHANED_KV,
     PROTOCOL_VERSION,
     Bye,
     Cancel,
@@ -24,11 +25,13 @@ from tokenwire.protocol.messages import (
     Leg,
     Load,
     Logprobs,
+    OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
     Role,
     Sampling,
+    Settled,
     Submit,
 )
 from tokenwire.protocol.numbering import Numbered
@@ -36,6 +39,7 @@ from tokenwire.protocol.tokens import pack_ids, unpack_ids
 from tokenwire.worker.admission import Bounds
 from tokenwire.worker.engine import EngineFinished, EngineLoad, EngineTokens
 from tokenwire.worker.metrics import Metrics
+from tokenwire.worker.orphans import AGAIN_S, GRACE_S
 from tokenwire.worker.service import ABORT_GRACE_S, MAX_FRONTENDS, Service
 
 A, B = b"frontend-a", b"frontend-b"
@@ -672,3 +676,36 @@ def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         "frontend frontend-a is here",
         "frontend frontend-a is gone: restart",
     ]
+
+
+# -- hand-overs whose frontend is gone -----------------------------------------------------
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_kv_of_a_lost_frontend_is_offered_to_another(is_late: bool) -> None:
+    """Whether its prefill leg had ended, or ends although it was aborted."""
+    desk = Desk(role=Role.PREFILL)
+    for peer in (A, B):
+        desk.say(
+            peer, Hello(PROTOCOL_VERSION, peer.decode(), peer.hex(), [ORPHANED_KV])
+        )
+    desk.say(A, submit(leg=Leg.PREFILL))
+    name = desk.engine.submitted[-1].request_id
+    end = EngineFinished(name, FinishReason.LENGTH, handover={"e": 1})
+    if is_late:
+        desk.say(A, Bye())
+    desk.service.outputs([EngineTokens(name, [5])], [end])
+    desk.timers.settle()
+    if not is_late:
+        desk.say(A, Bye())
+    desk.sender.take(B)
+    desk.timers.advance(GRACE_S)
+    desk.service.tick()
+    told = [one for one in desk.sender.take(B) if isinstance(one, OrphanedKV)]
+    assert [(one.request_id, one.handover) for one in told] == [(name, {"e": 1})]
+    assert desk.metric("kv_orphans_total") == 1
+    desk.say(B, Settled(name, seq=1))
+    desk.timers.advance(AGAIN_S)
+    desk.say(B, Ping("1", seq=2))
+    desk.service.tick()
+    assert not any(isinstance(one, OrphanedKV) for one in desk.sender.take(B))
