@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults_case import Result, run_case
-from faults_plan import KINDS, digest, plan
+from faults_parts import digest
+from faults_plan import KINDS, plan
 from faults_processes import SCENARIOS, run_scenario
 
 from support.tiny_model import write_tiny_model

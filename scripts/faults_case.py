@@ -18,7 +18,8 @@ from typing import Any
 
 from faults_client import Answer, ask, body_of, compare
 from faults_director import Director
-from faults_plan import Case, digest, plan, plan_digest
+from faults_parts import Case, digest
+from faults_plan import plan, plan_digest
 from faults_stage import LeapingLoop, Stage, turn_date
 
 from support.stack import Stack, stack

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from faults_plan import Ask
+from faults_parts import Ask
 
 __all__ = ["Answer", "Difference", "ask", "body_of", "compare"]
 
@@ -176,12 +176,12 @@ def _take_choice(
         into.logprobs += logprobs["content"] or []
     elif logprobs:
         keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        rows = [logprobs[key] or [] for key in keys]
+        rows: list[list[Any]] = [logprobs[key] or [] for key in keys]
         into.logprobs += [list(row) for row in zip(*rows, strict=True)]
 
 
 def _take_nvext(answer: Answer, body: dict[str, Any]) -> None:
-    nvext = body.get("nvext") or {}
+    nvext: dict[str, Any] = body.get("nvext") or {}
     answer.choice(0).ids += nvext.get("completion_token_ids") or []
     if nvext.get("prompt_token_ids"):
         answer.prompt_token_ids = nvext["prompt_token_ids"]

@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 from faults_client import Answer
-from faults_plan import Case, Point, Strike
+from faults_parts import Case, Point, Strike
 from faults_proxy import Proxy, Verdict
 from faults_stage import LeapingLoop, Stage, turn_date
 

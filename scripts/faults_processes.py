@@ -16,15 +16,16 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from faults_case import Result
 from faults_client import Answer, ask, body_of, compare
-from faults_plan import Ask, digest
+from faults_parts import Ask, digest
 
 from support.up import Up, alive, until, up
 
-__all__ = ["SCENARIOS", "TITLE", "run_scenario"]
+__all__ = ["SCENARIOS", "TITLE", "left_behind", "run_scenario"]
 
 TITLE = "processes"
 WORKERS = {"prefill": 1, "decode": 2}
@@ -170,24 +171,19 @@ def _asks(rng: random.Random, engine: str) -> list[Ask]:
     ]
 
 
-async def _held(running: Up, engine: str) -> str:
-    """Return what is still open or held; empty: nothing."""
-    left = ""
+async def left_behind(running: Up, timeout_s: float) -> list[str]:
+    """Return the workers that still run or hold something after so long."""
+    left: list[str] = []
 
     def is_idle() -> bool:
-        nonlocal left
-        _, health = running.get("/health")
-        busy = [
-            f"{one['worker_id']}: {one}"
-            for one in (health or {}).get("instances", [])
-            if any(one.get(key) for key in ("num_running", "num_waiting", "num_open"))
-            or one.get("kv_usage", 0) > 0
-        ]
-        left = "; ".join(busy)
-        return not busy
+        health: dict[str, Any] = running.get("/health")[1] or {}
+        instances: list[dict[str, Any]] = health.get("instances") or []
+        keys = ("num_running", "num_waiting", "num_open", "kv_usage")
+        left[:] = [str(one) for one in instances if any(one.get(key) for key in keys)]
+        return not left
 
     with contextlib.suppress(AssertionError):
-        await until(is_idle, IDLE_S[engine], "idle")
+        await until(is_idle, timeout_s, "idle")
     return left
 
 
@@ -249,7 +245,7 @@ async def _run(seed: int, number: int, name: str, engine: str, model: Path) -> R
                 undo()
         _judge(result, at, done, calm)
         await at.back()
-        left = await _held(running, engine)
+        left = await left_behind(running, IDLE_S[engine])
         if left:
             result.num_leaked += 1
             result.faults.append(f"left behind: {left}")

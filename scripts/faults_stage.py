@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench_processes import free_port
-from faults_plan import TOPOLOGIES, Case
+from faults_parts import TOPOLOGIES, Case
 from faults_proxy import Proxy, Watcher
 
 from support.stack import BOUNDS, SimWorker, Stack, frontend

@@ -29,7 +29,8 @@ from typing import Any
 import aiohttp
 from bench_processes import rss_mib
 from faults_client import Answer, ask, body_of, compare
-from faults_plan import Ask
+from faults_parts import Ask
+from faults_processes import left_behind
 
 from support.tiny_model import write_tiny_model
 from support.up import Up, alive, children, until, up
@@ -46,6 +47,7 @@ PAUSE_S = (4.0, 14.0)  # between the end of one fault and the next
 STOP_S = (0.5, 8.0)
 LOOK_S = 5.0
 READY_S = 60.0
+IDLE_S = 15.0
 WARM_AGE_S = 60.0
 GROWTH, GROWTH_BY_AGE = 0.03, 0.05
 
@@ -221,28 +223,6 @@ def growth(tally: Tally, seconds: float) -> list[str]:
     return grown
 
 
-async def _idle(running: Up) -> str:
-    left = ""
-
-    def is_idle() -> bool:
-        nonlocal left
-        _, health = running.get("/health")
-        keys = ("num_running", "num_waiting", "num_open", "kv_usage")
-        busy = [
-            str(one)
-            for one in (health or {}).get("instances", [])
-            if any(one.get(key) for key in keys)
-        ]
-        left = "; ".join(busy)
-        return not busy
-
-    try:
-        await until(is_idle, 15, "idle")
-    except AssertionError:
-        return left
-    return ""
-
-
 async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
     """Run it, and return what was wrong."""
     model = write_tiny_model(folder / "tiny")
@@ -272,7 +252,7 @@ async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
             tasks.create_task(one.hurt(until_s, random.Random(f"{seed}/faults")))
             tasks.create_task(one.look(until_s))
         tally = one.tally
-        left = await _idle(running)
+        left = await left_behind(running, IDLE_S)
         faults = ", ".join(
             f"{count} {what}" for what, count in sorted(tally.faults.items())
         )

@@ -17,9 +17,11 @@ async def test_a_release_waits_for_a_decode_worker(
     async with stack(tiny_model, (Role.PREFILL, Role.DECODE)) as served:
         prefill, decode = served.workers
         released: list[tuple[str, JsonObject]] = []
-        monkeypatch.setattr(
-            decode.engine, "release_kv", lambda *given: released.append(given)
-        )
+
+        def release_kv(request_id: str, handover: JsonObject) -> None:
+            released.append((request_id, handover))
+
+        monkeypatch.setattr(decode.engine, "release_kv", release_kv)
         served.pool.set_endpoints([prefill.link.endpoint])
         assert not served.pool.release_kv("r", {"remote_engine_id": "e"})
         served.pool.set_endpoints([one.link.endpoint for one in served.workers])
