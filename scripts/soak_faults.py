@@ -2,8 +2,9 @@
 
 `make soak-faults MINUTES=10` (SEED=1). Under ``tokenwire-up``: two prefill and three
 decode workers with the simulated engine, at 80 % of the capacity that is measured first.
-It fails if a request is lost, a token is wrong, anything is held in the end, or memory
-grows:
+A worker that is away takes a third of that capacity with it: what is refused meanwhile,
+with ``Retry-After``, is asked again and counted. It fails if a request is lost, a token is
+wrong, anything is held in the end, or memory grows:
 
 - a process that lives through the run: after the first third, the largest size in the
   last quarter of the rest is at most 3 % above that in its first quarter;
@@ -37,7 +38,12 @@ from support.up import Up, alive, children, until, up
 
 WORKERS = {"prefill": 2, "decode": 3}
 VICTIMS = ("decode-0", "decode-1", "decode-2", "prefill-0", "prefill-1")
-ENGINE = ("--step-ms", "20", "--max-num-seqs", "12", "--kv-lease-s", "10")
+ENGINE = (
+    *("--step-ms", "20", "--max-num-seqs", "12", "--kv-lease-s", "10"),
+    *("--num-blocks", "1024"),
+)
+"""Few blocks, so that what a frontend remembers of prefixes soon reaches its bound."""
+
 LOAD = 0.8
 CAPACITY_S = 15.0
 CAPACITY_CLIENTS = 72  # twice the sequences that the decode workers run at once
@@ -45,6 +51,7 @@ NUM_KINDS = 60  # different requests; each is also asked of a calm stack
 REQUEST_S = 60.0
 PAUSE_S = (4.0, 14.0)  # between the end of one fault and the next
 STOP_S = (0.5, 8.0)
+RETRY_S = 1.0
 LOOK_S = 5.0
 READY_S = 60.0
 IDLE_S = 15.0
@@ -57,6 +64,7 @@ class Tally:
     """What the run came to."""
 
     num_done: int = 0
+    num_refused: int = 0
     faults: Counter[str] = field(default_factory=Counter[str])
     failures: list[str] = field(default_factory=list[str])
     sizes: dict[int, list[tuple[float, float]]] = field(
@@ -115,7 +123,9 @@ class Soak:
         try:
             async with asyncio.timeout(REQUEST_S):
                 url, sent = self.running.url, {**body, "cache_salt": salt}
-                answer = await ask(self._session, url, one, sent)
+                while _is_refusal(answer := await ask(self._session, url, one, sent)):
+                    tally.num_refused += 1
+                    await asyncio.sleep(RETRY_S)
         except TimeoutError:
             tally.failures.append(f"request {self._num_asked}: no end")
             return
@@ -185,6 +195,10 @@ class Soak:
                 self.tally.names[pid] = name
                 self.tally.sizes.setdefault(pid, []).append((age, size))
             await asyncio.sleep(LOOK_S)
+
+
+def _is_refusal(answer: Answer) -> bool:
+    return answer.status in {429, 503} and answer.retry_after
 
 
 def _name(pid: int) -> str:
@@ -258,6 +272,7 @@ async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
         )
         print(
             f"{tally.num_done - before} requests under faults ({faults}); "
+            f"{tally.num_refused} refusals; "
             f"{len(tally.failures)} lost or wrong; longest pause {tally.worst_pause_s:.1f} s"
         )
         grown = growth(tally, time.monotonic() - began)
