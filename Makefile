@@ -46,7 +46,8 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench faults fuzz soak soak-faults survive docs model tree lock clean
+	engine-test bench faults fuzz overload soak soak-faults survive docs model tree lock \
+	clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -112,6 +113,9 @@ engine-test: setup-clients  ## Run the tests on a real vLLM engine.
 bench: setup-dev  ## Measure the frontend on simulated workers (BASELINE=checkout: against it).
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench.py \
 		$(if $(BASELINE),--baseline '$(BASELINE)')
+
+overload: setup-dev  ## Offer up to 10x the capacity, with and without the queue; into docs/overload.md.
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/overload.py $(OVERLOAD)
 
 soak: setup-dev  ## Load a frontend for MINUTES (10); fail if its memory grows.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/soak.py \

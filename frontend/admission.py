@@ -149,7 +149,7 @@ class Gate:
         if now - self._limit_at >= REFRESH_S:
             self._refresh(now)
             self._fill(now)
-        if not self._waiting and self.num_admitted < self._limit:
+        if self.num_admitted < self._limit:  # so nobody waits
             self._admit(ticket, now)
             return
         reason, victims = self._judged(ticket)

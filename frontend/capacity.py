@@ -32,7 +32,7 @@ MIN_HEADROOM = 2
 
 GROWTH_SHARE = 4
 """A window that turns out too small grows by this part of it per Load: it doubles in
-four heartbeats, and what it overshoots by waits in the engine for one."""
+five heartbeats, and what it overshoots by waits in the engine for two."""
 
 UNLIMITED = 1 << 30
 """The limit where a worker does not say how many sequences it runs: it refuses itself."""
@@ -76,18 +76,21 @@ class _Window:
     load: Load  # the last one looked at
     stood: bool = False  # more than the headroom waited in its engine then
     pressed: bool = False  # requests have waited here since
+    starved: bool = False  # and next to none in its engine
 
     def heard(self, load: Load) -> None:
         """Fit the size to what a new Load says.
 
-        A queue that stands for two Loads is one: for a moment, every burst makes one.
+        What two Loads say is so: for a moment, every burst makes a queue, and every few
+        ends leave none.
         """
         stands = load.num_waiting > self.headroom
         if stands and self.stood:
             self.size = min(self.size, max(1, load.num_running) + self.headroom)
-        elif self.pressed and load.num_waiting <= self.headroom // 2:
+        starves = self.pressed and load.num_waiting <= self.headroom // 2
+        if starves and self.starved:
             self.size += max(1, self.size // GROWTH_SHARE)
-        self.stood = stands
+        self.stood, self.starved = stands, starves
         self.pressed = False
         self.load = load
 

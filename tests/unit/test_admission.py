@@ -244,6 +244,7 @@ def test_failures_say_nothing_of_the_rate() -> None:
     bench = Bench(limit=1)
     first = bench.enter()
     waiting = [bench.enter() for _ in range(3)]
+    bench.now += 0.1
     bench.gate.ended(first, well=False)
     bench.gate.leave(first)
     assert waiting[0].state is State.ADMITTED
