@@ -4,7 +4,7 @@ Two simulated workers with few slots and slow steps, so that their capacity and 
 the limit; one frontend; an open loop of seeded Poisson arrivals. Each load is offered
 twice: with the queue in the frontend, and with ``--queue-at worker``, where everything
 waits in the engines. Then two tenants, one of which floods. Fails if the goodput at five
-times the capacity is more than 10 % below its peak.
+times the capacity is more than 10 % below its peak, or the quiet tenant is not served.
 
     python scripts/overload.py [--seconds 16] [--output docs/overload.md]
 """
@@ -35,6 +35,8 @@ MAX_WAIT_S = 1.0
 LOADS = (0.5, 1.0, 2.0, 5.0, 10.0)
 FLOOD, QUIET = 5.0, 0.3
 KEPT = 0.9
+"""Of the peak goodput at five times the capacity, and of the quiet tenant's requests in
+time beside the flood."""
 SEED = 4
 BEGIN, END = "<!-- overload: begin -->", "<!-- overload: end -->"
 
@@ -70,7 +72,7 @@ def deployment(model: str, folder: Path, *arguments: str) -> Generator[tuple[int
         port = free_port()
         command = [
             *("-m", "tokenwire.frontend", "--model", model, "--port", str(port)),
-            *("--served-model-name", MODEL_NAME, "--log-level", "error"),
+            *("--served-model-name", MODEL_NAME, "--log-level", "warning"),
             *(part for endpoint in endpoints for part in ("--worker", endpoint)),
             *arguments,
         ]
@@ -114,8 +116,10 @@ class Run:
 
     async def _one(self, arm: str, tenants: list[Tenant]) -> Outcome:
         """Offer one load to a fresh deployment: what was left over is in nobody's way."""
+        log = self._folder / "frontend.log"
+        log.unlink(missing_ok=True)
         with deployment(self._model, self._folder, *ARMS[arm]) as (port, pid):
-            return await load(
+            outcome = await load(
                 port,
                 pid,
                 tenants,
@@ -124,12 +128,21 @@ class Run:
                 seconds=self._seconds,
                 slo_s=SLO_S,
             )
+        if lines := log.read_text().splitlines():
+            print(f"overload: the frontend warned {len(lines)} times: {lines[0]}")
+        return outcome
 
     @property
     def kept(self) -> float:
         """The goodput at five times the capacity, as a part of the peak."""
         goodput = {times: self.loads[times, "frontend"].goodput for times in LOADS}
         return goodput[5.0] / max(goodput.values())
+
+    @property
+    def quiet(self) -> float:
+        """The part of the quiet tenant's requests that was served in time."""
+        outcome = self.tenants["frontend"].of("quiet")
+        return len(outcome.good) / len(outcome.sent)
 
 
 def row(name: str, arm: str, outcome: Outcome) -> str:
@@ -202,7 +215,10 @@ def main() -> int:
     _, _, after = rest.partition(END)
     given.output.write_text(before + page(run) + after)
     print(f"overload: at 5x the goodput is {run.kept:.0%} of its peak")
-    return 0 if run.kept >= KEPT else 1
+    print(
+        f"overload: beside the flood {run.quiet:.0%} of the quiet tenant's are in time"
+    )
+    return 0 if min(run.kept, run.quiet) >= KEPT else 1
 
 
 if __name__ == "__main__":
