@@ -285,10 +285,8 @@ class Generation:
             self._failure = kind, f"{text}; then {error.message}"
             if error.status != UNAVAILABLE:
                 self._fail(*self._failure)
-            elif kind is not ErrorKind.BUSY:
+            elif kind is not ErrorKind.BUSY or self.num_tokens:
                 self._patience.wait()
-            elif self.num_tokens:
-                self._patience.wait_for_room()
             else:
                 self._fail(kind, text)  # waiting in yet another place is no help
             return
@@ -329,6 +327,7 @@ class Generation:
         """Take note that a leg has brought a token of the output."""
         self._decoding = True
         self._failures = 0
+        self._excluded = frozenset()  # who failed may be well when this worker fails
         self._patience.end()
         self._handover.end()
         handover_s = self._record.first_token(

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from .pool import Pool
 
-__all__ = ["BUSY_RETRY_S", "Patience"]
+__all__ = ["LOOK_AGAIN_S", "Patience"]
 
-BUSY_RETRY_S = 0.5
-"""About how long a sequence under way waits when all workers are at their bounds: some
-steps of theirs, in which requests end. Spread, so that not all ask at once."""
+LOOK_AGAIN_S = 0.5
+"""About how long a sequence waits before it asks again a worker that is ready: in some
+steps of a full one requests end, and one that failed may have come back. Spread, so that
+not all ask at once."""
 
 
 class Patience:
@@ -21,7 +22,7 @@ class Patience:
     The bound runs from the first wait to ``end``, over all waits between them.
     """
 
-    __slots__ = ("_deadline", "_give_up", "_pool", "_resume", "_timers")
+    __slots__ = ("_bound", "_deadline", "_give_up", "_look", "_pool", "_resume")
 
     def __init__(
         self, pool: Pool, resume: Callable[[], None], give_up: Callable[[], None]
@@ -30,33 +31,38 @@ class Patience:
         self._resume = resume
         self._give_up = give_up
         self._deadline: float | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._bound: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
 
     def wait(self) -> None:
-        """Wait for a worker to become ready."""
+        """Wait for a worker to become ready, or a little if one is."""
         self.pause()
         loop = asyncio.get_running_loop()
         if self._deadline is None:
             self._deadline = loop.time() + self._pool.wait_s
-        self._timers.append(loop.call_at(self._deadline, self._give_up))
+        self._bound = loop.call_at(self._deadline, self._give_up)
         self._pool.wait(self._resume)
-
-    def wait_for_room(self) -> None:
-        """Wait a little: a worker that is ready and busy may have room then."""
-        self.wait()
-        delay_s = BUSY_RETRY_S * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-        loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_later(delay_s, self._resume))
+        self._look_later()
 
     def pause(self) -> None:
         """A worker is being tried."""
-        if self._timers:
-            for timer in self._timers:
-                timer.cancel()
-            self._timers.clear()
+        if self._bound is not None and self._look is not None:
+            self._bound.cancel()
+            self._look.cancel()
+            self._bound = self._look = None
             self._pool.forget(self._resume)
 
     def end(self) -> None:
         """All is well again, or over."""
         self.pause()
         self._deadline = None
+
+    def _look_later(self) -> None:
+        delay_s = LOOK_AGAIN_S * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+        self._look = asyncio.get_running_loop().call_later(delay_s, self._look_again)
+
+    def _look_again(self) -> None:
+        if self._pool.ready:
+            self._resume()
+        else:
+            self._look_later()

@@ -86,6 +86,7 @@ class FakePool:
     decode: FakeLink
     incarnation: str = "test"
     wait_s: float = 60.0
+    ready: bool = True
     others: list[FakeLink] = field(default_factory=list["FakeLink"])
     waiting: list[Callable[[], None]] = field(
         default_factory=list["Callable[[], None]"]
@@ -414,6 +415,7 @@ async def test_a_read_that_ends_in_time_is_left_alone(
 async def test_without_a_worker_an_output_waits_for_one() -> None:
     """It goes on at the one that comes back, though that has failed before."""
     run = begin(disaggregated=False)
+    run.pool.ready = False
     run.decode.replies[0].tokens(tokens(0, 8), None)
     run.decode.replies[0].lost("gone")
     assert run.sink.ends == []
@@ -423,6 +425,49 @@ async def test_without_a_worker_an_output_waits_for_one() -> None:
     run.decode.replies[1].tokens(tokens(0, 4), finished(FinishReason.STOP, 1))
     assert run.sink.token_ids == [8, 4]
     assert run.sink.ends[0].error is None
+
+
+def test_who_failed_before_a_token_may_be_the_one_that_is_left() -> None:
+    """A rolling restart: all others have failed since, and this one has come back."""
+    run = begin(disaggregated=False, others=1)
+    first, second = run.decode, run.pool.others[0]
+    first.replies[0].tokens(tokens(0, 8), None)
+    first.replies[0].lost("restarts")
+    second.replies[0].tokens(tokens(0, 9), None)
+    second.replies[0].lost("restarts")
+
+    assert unpack_ids(first.submits[1].token_ids) == [*PROMPT, 8, 9]
+    assert run.sink.ends == []
+
+
+async def test_who_failed_is_asked_again_where_no_other_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It came back before the other failed: nobody will become ready."""
+    monkeypatch.setattr(patience, "LOOK_AGAIN_S", 0.0)
+    run = begin(disaggregated=False, others=1)
+    run.decode.replies[0].lost("restarts")
+    run.pool.others[0].replies[0].lost("restarts")
+    await eventually(lambda: len(run.decode.submits) == 2)
+    run.decode.replies[1].tokens(tokens(0, 8), finished(FinishReason.STOP, 1))
+
+    assert [end.error for end in run.sink.ends] == [None]
+    assert run.pool.waiting == []
+
+
+async def test_nobody_is_asked_while_none_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that stalled may be trusted again without becoming ready anew."""
+    monkeypatch.setattr(patience, "LOOK_AGAIN_S", 0.0)
+    run = begin(disaggregated=False)
+    run.pool.ready = False
+    run.decode.replies[0].lost("stalled")
+    await asyncio.sleep(0.02)  # many looks
+    assert len(run.decode.submits) == 1
+    run.pool.ready = True
+    await eventually(lambda: len(run.decode.submits) == 2)
+    run.generation.cancel()
 
 
 def refuse_as_busy(link: FakeLink) -> None:
@@ -440,7 +485,7 @@ async def tried(run: Run, num_submits: int) -> None:
 
 async def test_an_output_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not lost because the only worker left is full: refusals are no failures."""
-    monkeypatch.setattr(patience, "BUSY_RETRY_S", 0.0)
+    monkeypatch.setattr(patience, "LOOK_AGAIN_S", 0.0)
     run = begin(disaggregated=False)
     run.decode.replies[0].tokens(tokens(0, 8), None)
     run.decode.replies[0].lost("gone")
@@ -457,7 +502,7 @@ async def test_an_output_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_waiting_for_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same bound as for a worker, however often it was tried."""
-    monkeypatch.setattr(patience, "BUSY_RETRY_S", 0.0)
+    monkeypatch.setattr(patience, "LOOK_AGAIN_S", 0.0)
     run = begin(disaggregated=False)
     run.pool.wait_s = 0.2
     run.decode.replies[0].tokens(tokens(0, 8), None)
@@ -503,13 +548,13 @@ async def test_a_client_that_leaves_while_waiting_is_forgotten() -> None:
 def test_failures_without_a_token_are_counted() -> None:
     """The third in a row ends the request; a token between begins a new series."""
     run = begin(disaggregated=False, others=3)
-    first, second, third, fourth = [run.decode, *run.pool.others]
+    first, second, third, _ = [run.decode, *run.pool.others]
     first.replies[0].lost("gone")
     second.replies[0].tokens(tokens(0, 8), None)
     second.replies[0].lost("gone")
-    third.replies[0].lost("gone")
+    first.replies[1].lost("gone")
     assert run.sink.ends == []
-    fourth.replies[0].lost("gone for good")
+    third.replies[0].lost("gone for good")
 
     [end] = run.sink.ends
     assert end.error is not None
