@@ -148,6 +148,7 @@ class Generation:
                 self._stopped = True
                 return None
             self._remember(self._leg.link)
+        self._patience.end()
         self._sink = None
         return self._record.good_end(None)
 
@@ -155,8 +156,11 @@ class Generation:
         """Go on after the prefill leg: hand over, or end with its token."""
         sink = self._sink
         self._leg = None
-        if sink is None:
+        if sink is None or self._stopped:
             self._release(leg, end)
+            self._sink = None
+            if sink is not None:
+                sink.ended(self._record.good_end(None))
             return
         if end.reason not in _GOOD_ENDS:
             self._release(leg, end)

@@ -252,6 +252,33 @@ def test_a_stop_string_behind_a_hand_over_waits_for_nobody() -> None:
     assert run.sink.ends == []
 
 
+async def test_a_stop_string_found_while_no_worker_is_there_ends_the_wait() -> None:
+    """It is found late where a client reads slowly: nothing is asked for any more."""
+    run = begin(disaggregated=False)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+
+    assert run.generation.stop_here() is not None
+    run.pool.come_back()
+    assert len(run.decode.submits) == 1
+    assert run.sink.ends == []
+
+
+def test_a_stop_string_found_while_the_prompt_is_computed_again_ends_it() -> None:
+    """The prefill leg may end well before it hears the cancel: its KV is freed."""
+    run = begin(disaggregated=True, others=1)
+    run.handed_over()
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+    [other] = run.pool.others
+
+    assert run.generation.stop_here() is None
+    run.handed_over()
+    assert run.pool.released == [KV]
+    assert other.submits == []
+    assert [end.error for end in run.sink.ends] == [None]
+
+
 def test_the_engine_says_whether_a_first_token_ends_the_output() -> None:
     """Its stop tokens may be others than a config file names; then KV is freed."""
     run = begin(disaggregated=True)
