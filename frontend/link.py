@@ -13,17 +13,14 @@ from tokenwire.protocol.errors import (
     Incompatible,
     ProtocolError,
     RemoteProtocolError,
-    SequenceError,
 )
 from tokenwire.protocol.limits import (
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_TIMEOUT_S,
     MAX_ERROR_CHARS,
 )
-from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
     ORPHANED_KV,
-    PROTOCOL_VERSION,
     Batch,
     Bye,
     Cancel,
@@ -31,7 +28,6 @@ from tokenwire.protocol.messages import (
     EngineDead,
     FromFrontend,
     FromWorker,
-    Hello,
     JsonObject,
     Load,
     OrphanedKV,
@@ -41,24 +37,19 @@ from tokenwire.protocol.messages import (
     Settled,
     Submit,
 )
-from tokenwire.protocol.numbering import Incoming, Outgoing
 
+from .conversation import HELLO_AGAIN_S, Conversation
 from .dealer import Context, Dealer
 from .keyring import LOOPBACK_ONLY, Keyring
 from .opened import OpenRequests
 from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
 from .reply import Reply
-from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S, Stall
+from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
+from .vigil import Vigil
 
 __all__ = ["TICK_S", "Link", "LinkState"]
 
 _log = logging.getLogger(__name__)
-
-LOOKS = 8
-"""At each open request within its timeout: the last one is late by an eighth of it."""
-
-HELLO_AGAIN_S = 10.0
-"""After a refusal; an operator may have fixed the worker behind this address."""
 
 HANDSHAKE_AGAIN_S = 2.0
 """After a handshake of ZeroMQ's that failed: keys may be changed at any time, and it
@@ -84,10 +75,7 @@ class Link:
         identity: This frontend's id and incarnation.
         keyring: Says with which keys it connects, if it may.
         accept: Checks a card; raises ``Incompatible`` with a sentence.
-        heartbeat_timeout_s: Silence after which the worker is lost.
-        stall_timeout_s: The least time without a token, while an output is under way,
-            after which its engine counts as stalled; longer where steps are long.
-        first_token_timeout_s: The same while no request has a token yet.
+        heartbeat_timeout_s, stall_timeout_s, first_token_timeout_s: See ``Vigil``.
         on_ready: Called whenever it becomes ready.
         on_lost: Called whenever it no longer is.
         on_orphan: Called with KV that is held for a lost frontend; returns whether that
@@ -119,25 +107,24 @@ class Link:
         self.reason = ""  # why it is not ready, for the operator
         self.num_protocol_errors = 0
         self._context = context
-        self._frontend_id, self._incarnation = identity
-        self._link_id = secrets.token_hex(4)
+        self._talk = Conversation(*identity)
         self._accept = accept
         self._keyring = keyring
         self._turn = 0  # which of several keys is the worker's
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_orphan = on_orphan
-        self._stall = Stall(stall_timeout_s, first_token_timeout_s)
-        self._suspect_until = 0.0
-        self._stuck_s, self._next_look = first_token_timeout_s, 0.0
         self._open = OpenRequests()
         self._watchers: dict[Callable[[str], None], None] = {}
         self._loop = asyncio.get_running_loop()
         self._timeout_s = heartbeat_timeout_s
-        self._liveness = Liveness(self._loop.time(), timeout_s=heartbeat_timeout_s)
-        self._next_hello = 0.0
-        self._num_cards_due = 0  # Hellos of this connection without a card
-        self._incoming, self._outgoing = Incoming(), Outgoing()
+        self._vigil = Vigil(
+            self._open,
+            self._loop.time(),
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            stall_timeout_s=stall_timeout_s,
+            first_token_timeout_s=first_token_timeout_s,
+        )
         self._dealer: Dealer | None = None
         self._connect()
 
@@ -173,7 +160,7 @@ class Link:
             self.state is LinkState.READY
             and not self.is_leaving
             and not self.load.draining
-            and self._loop.time() >= self._suspect_until
+            and not self._vigil.is_suspect(self._loop.time())
         )
 
     def submit(self, message: Submit, reply: Reply) -> None:
@@ -186,8 +173,7 @@ class Link:
         if self.state is not LinkState.READY:
             msg = f"worker {self.worker_id} is not connected ({self.state.value})"
             raise ConnectionError(msg)
-        if not self._open:
-            self._stall.begin(self._loop.time())
+        self._vigil.opened(self._loop.time())
         self._open.add(message, reply)
         try:
             sent = self._send(message)
@@ -215,7 +201,7 @@ class Link:
     def try_again(self) -> None:
         """Ask a worker again that was refused: what was wrong with it may be over."""
         if self.state is LinkState.REFUSED:
-            self._next_hello = 0.0
+            self._talk.speak_soon()
 
     def watch(self, lost: Callable[[str], None]) -> None:
         """Have *lost* called with the reason, once, if the worker is lost."""
@@ -228,49 +214,32 @@ class Link:
     def tick(self) -> None:
         """Do what time asks for: call every heartbeat interval."""
         now = self._loop.time()
-        if self._liveness.slept(now) and self._open:
-            self._stall.begin(now)
-            self._open.look_anew(now)
+        self._vigil.look(now)
         if self.state is LinkState.HELLO:
-            if now >= self._next_hello:
+            if self._talk.hello_due(now):
                 self._say_hello()
         elif self.state is LinkState.REFUSED:
-            if now >= self._next_hello:
+            if self._talk.hello_due(now):
                 # Under a new name: the worker may hear the old one no more.
                 self._reset(self.reason)
         elif self.state is LinkState.READY:
-            if self._liveness.lost(now):
-                self._read()  # what came while this process was busy
-            silence = self._liveness.silence_s(now)
-            if silence > self._liveness.timeout_s:
-                self._reset(f"silent for {silence:.1f} s")
-            elif (stalled_s := self._stalled_s(now)) is not None:
-                # It may be the one request that its engine cannot get over; whatever
-                # else it has can go on elsewhere.
-                self._suspect_until = now + SUSPECT_S
-                self._reset(f"no token for {stalled_s:.1f} s")
-            else:
-                if self._liveness.beat_due(now):
-                    self._send(Ping(self._incarnation))
-                self._lose_stuck(now)
+            self._watch_over(now)
 
-    def _lose_stuck(self, now: float) -> None:
-        """Have requests go on elsewhere that the engine alone has forgotten."""
-        if now < self._next_look:
+    def _watch_over(self, now: float) -> None:
+        """Beat, and give the worker up, or requests there, if it is time."""
+        vigil = self._vigil
+        if vigil.silence(now):
+            self._read()  # what came while this process was busy
+        reason = vigil.silence(now) or vigil.stall(now)
+        if reason is not None:
+            self._reset(reason)
             return
-        self._next_look = now + self._stuck_s / LOOKS
-        for request_id, reply in self._open.take_stuck(now, self._stuck_s).items():
+        if vigil.beat_due(now):
+            self._send(Ping(self._talk.hello.incarnation))
+        text, stuck = vigil.take_stuck(now)
+        for request_id, reply in stuck.items():
             self._send(Cancel(request_id))
-            reply.lost(
-                f"worker {self.worker_id} brought no token for {self._stuck_s:.0f} s, "
-                "only for others"
-            )
-
-    def _stalled_s(self, now: float) -> float | None:
-        """Return for how long open requests got no token, if that is too long."""
-        if not self._open or self._stall.silence_s(now, under_way=True) is None:
-            return None  # so most of the time, and no request need be looked at
-        return self._stall.silence_s(now, under_way=self._open.under_way)
+            reply.lost(f"worker {self.worker_id} brought {text}")
 
     def close(self, reason: str) -> None:
         """Say goodbye and end every open request as lost."""
@@ -289,24 +258,24 @@ class Link:
 
     def disconnected(self) -> None:
         """Give up what is open; called by the socket, which goes on trying."""
-        self._num_cards_due = 0
+        self._talk.broke()
         self._lose(LinkState.CONNECTING, "connection lost")
 
     def handshake_failed(self, reason: str) -> None:
         """Try again in a while, with the next key if there are several."""
         self._turn += 1
-        self._num_cards_due = 0
+        self._talk.broke()
         self._drop_socket()
         self._refuse(reason, HANDSHAKE_AGAIN_S)
 
     def received(self, data: bytes) -> None:
         """Take a message; called by the socket."""
         now = self._loop.time()
-        self._liveness.heard(now)
+        self._vigil.heard(now)
         try:
             message = decode_from_worker(data)
             if type(message) is Batch:
-                self._stall.batch(now)
+                self._vigil.batch(now)
             self._handle(message)
         except RemoteProtocolError as error:
             self.num_protocol_errors += 1
@@ -316,12 +285,13 @@ class Link:
             self._reset(str(error))
 
     def _connect(self) -> None:
+        frontend_id = self._talk.hello.frontend_id
         try:
             self._dealer = Dealer(
                 self.endpoint,
                 context=self._context,
                 # A new one each time: a ROUTER ignores a second peer with a known one.
-                identity=f"{self._frontend_id}:{secrets.token_hex(4)}".encode(),
+                identity=f"{frontend_id}:{secrets.token_hex(4)}".encode(),
                 curve=self._keyring.curve_for(self.endpoint, self._turn),
                 timeout_s=self._timeout_s,
                 listener=self,
@@ -339,8 +309,7 @@ class Link:
         if self.state is LinkState.READY:
             # If it is heard, what is open there ends at once.
             self._send(Bye(reason[:MAX_ERROR_CHARS]))
-        self._stall.idle()
-        self._num_cards_due = 0
+        self._talk.broke()
         self._drop_socket()
         self._lose(LinkState.CONNECTING, reason)
         self._connect()
@@ -348,9 +317,10 @@ class Link:
     def _send(self, message: FromFrontend) -> bool:
         if self._dealer is None:
             return False
-        if not self._dealer.send(encode(self._outgoing.numbered(message))):
+        outgoing = self._talk.outgoing
+        if not self._dealer.send(encode(outgoing.numbered(message))):
             return False
-        self._outgoing.sent(message)
+        outgoing.sent(message)
         return True
 
     def _read(self) -> None:
@@ -361,18 +331,10 @@ class Link:
 
     def _say_hello(self) -> None:
         now = self._loop.time()
-        self._next_hello = now + HELLO_AGAIN_S
-        hello = Hello(
-            PROTOCOL_VERSION,
-            self._frontend_id,
-            self._incarnation,
-            [ORPHANED_KV],
-            link_id=self._link_id,
-        )
-        if self._send(hello):
-            self._liveness = Liveness(now, timeout_s=self._timeout_s)
-            self._outgoing = Outgoing()
-            self._num_cards_due += 1
+        self._talk.be_quiet(now)
+        if self._send(self._talk.hello):
+            self._vigil.begin(now)
+            self._talk.said_hello()
             self._set_state(LinkState.HELLO, "waiting for the worker's card")
 
     def _handle(self, message: FromWorker) -> None:
@@ -382,7 +344,7 @@ class Link:
         if isinstance(message, Batch | Load | OrphanedKV | EngineDead):
             if self.state is not LinkState.READY:
                 return  # from before the connection broke
-            self._incoming.check(message)
+            self._talk.incoming.check(message)
         match message:
             case Batch():
                 handed_over = [
@@ -393,8 +355,7 @@ class Link:
                 self._open.take(message)
                 for request_id in handed_over:
                     self._settle(request_id)  # its reply has passed it on
-                if not self._open:
-                    self._stall.idle()
+                self._vigil.ended()
             case Load():
                 self._take_load(message)
             case OrphanedKV():
@@ -417,11 +378,7 @@ class Link:
             self._send(Settled(request_id))
 
     def _take_card(self, card: Card) -> None:
-        if not self._num_cards_due:
-            msg = "a card that was not asked for: the worker has begun anew"
-            raise SequenceError(msg)
-        self._num_cards_due -= 1
-        self._incoming = Incoming()
+        self._talk.got_card()
         try:
             self._accept(card)
         except Incompatible as error:
@@ -449,14 +406,14 @@ class Link:
         if self.card is not None and load.incarnation != self.card.incarnation:
             self._reset("the worker was restarted")
             return
-        self._stall.steps(load.num_steps, self._loop.time())
+        self._vigil.load(load, self._loop.time())
         self.load = load
         self.num_open_at_load = len(self._open)
 
     def _refuse(self, reason: str, again_s: float = HELLO_AGAIN_S) -> None:
         if self.reason != reason:
             _log.error("%s: not used: %s", self.endpoint, reason)
-        self._next_hello = self._loop.time() + again_s
+        self._talk.be_quiet(self._loop.time(), again_s)
         self._set_state(LinkState.REFUSED, reason)
 
     def _lose(self, state: LinkState, reason: str) -> None:
@@ -472,6 +429,7 @@ class Link:
         self._set_state(state, reason)
         text = f"worker {worker_id} was lost: {reason}"
         self._open.lose_all(text)
+        self._vigil.ended()
         watchers, self._watchers = self._watchers, {}
         for lost in watchers:
             lost(text)

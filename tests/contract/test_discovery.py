@@ -54,6 +54,11 @@ async def ids(running: Stack, max_tokens: int) -> list[int]:
     return list(reply.json["nvext"]["completion_token_ids"])
 
 
+async def all_used(pool: Pool, num_workers: int) -> None:
+    """Wait until so many workers get requests."""
+    await eventually(lambda: sum(one.usable for one in pool.links) == num_workers)
+
+
 async def test_what_runs_on_a_worker_that_leaves_the_list_goes_on(
     tiny_model: Path,
 ) -> None:
@@ -132,7 +137,12 @@ async def test_workers_come_and_go_under_load(tiny_model: Path) -> None:
         asked = [asyncio.create_task(ids(running, 60)) for _ in range(20)]
         for workers in ([a, b], [b], [b, c], [c, a], [a], [a, b, c], [c]):
             running.pool.set_endpoints([one.link.endpoint for one in workers])
-            await eventually(lambda: running.pool.ready)
+            # All of them, so that there is one also while the next list is looked at.
+            await eventually(
+                lambda n=len(workers): (
+                    sum(one.usable for one in running.pool.links) == n
+                )
+            )
             asked += [asyncio.create_task(ids(running, 60)) for _ in range(5)]
             await eventually(lambda: any(one.service.num_requests for one in (a, b, c)))
         assert all(one == undisturbed for one in await asyncio.gather(*asked))

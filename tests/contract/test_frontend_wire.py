@@ -15,8 +15,9 @@ import zmq
 import zmq.asyncio
 
 from support.stack import eventually
+from tokenwire.frontend.conversation import HELLO_AGAIN_S
 from tokenwire.frontend.dealer import open_context
-from tokenwire.frontend.link import HELLO_AGAIN_S, Link, LinkState
+from tokenwire.frontend.link import Link, LinkState
 from tokenwire.frontend.stall import (
     FIRST_TOKEN_TIMEOUT_S,
     STALL_TIMEOUT_S,
