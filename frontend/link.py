@@ -347,20 +347,12 @@ class Link:
             self._talk.incoming.check(message)
         match message:
             case Batch():
-                handed_over = [
-                    end.request_id
-                    for end in message.finished
-                    if end.handover is not None and end.request_id in self._open
-                ]
-                self._open.take(message)
-                for request_id in handed_over:
-                    self._settle(request_id)  # its reply has passed it on
+                self._take_batch(message)
                 self._vigil.ended()
             case Load():
                 self._take_load(message)
             case OrphanedKV():
-                if self._on_orphan is not None and self._on_orphan(message):
-                    self._settle(message.request_id)
+                self._take_orphan(message)
             case Card():
                 self._take_card(message)
             case Refused():
@@ -372,6 +364,20 @@ class Link:
             case EngineDead():
                 _log.error("worker %s: engine died: %s", self.worker_id, message.reason)
                 self._lose(LinkState.CONNECTING, f"engine died: {message.reason}")
+
+    def _take_batch(self, batch: Batch) -> None:
+        ends = [end for end in batch.finished if end.handover is not None]
+        awaited = {end.request_id for end in ends if end.request_id in self._open}
+        self._open.take(batch)
+        for end in ends:
+            if end.request_id in awaited:
+                self._settle(end.request_id)  # its reply has passed it on
+            elif end.handover is not None:  # its leg was given up before
+                self._take_orphan(OrphanedKV(end.request_id, end.handover))
+
+    def _take_orphan(self, orphan: OrphanedKV) -> None:
+        if self._on_orphan is not None and self._on_orphan(orphan):
+            self._settle(orphan.request_id)
 
     def _settle(self, request_id: str) -> None:
         if self.card is not None and ORPHANED_KV in self.card.capabilities:

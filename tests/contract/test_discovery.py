@@ -138,11 +138,7 @@ async def test_workers_come_and_go_under_load(tiny_model: Path) -> None:
         for workers in ([a, b], [b], [b, c], [c, a], [a], [a, b, c], [c]):
             running.pool.set_endpoints([one.link.endpoint for one in workers])
             # All of them, so that there is one also while the next list is looked at.
-            await eventually(
-                lambda n=len(workers): (
-                    sum(one.usable for one in running.pool.links) == n
-                )
-            )
+            await all_used(running.pool, len(workers))
             asked += [asyncio.create_task(ids(running, 60)) for _ in range(5)]
             await eventually(lambda: any(one.service.num_requests for one in (a, b, c)))
         assert all(one == undisturbed for one in await asyncio.gather(*asked))

@@ -41,6 +41,7 @@ from tokenwire.protocol.messages import (
     FromWorker,
     Hello,
     Load,
+    OrphanedKV,
     Refused,
     Role,
     Sampling,
@@ -145,11 +146,18 @@ class Pair:
 @contextlib.asynccontextmanager
 async def connected(
     accept: Callable[[Card], None] = lambda card: None,
+    on_orphan: Callable[[OrphanedKV], bool] = lambda orphan: False,
 ) -> AsyncGenerator[Pair]:
     """Give a pair before its handshake."""
     worker = FakeWorker()
     context = open_context()
-    link = Link(worker.endpoint, context=context, identity=("test", "1"), accept=accept)
+    link = Link(
+        worker.endpoint,
+        context=context,
+        identity=("test", "1"),
+        accept=accept,
+        on_orphan=on_orphan,
+    )
     try:
         yield Pair(worker, link)
     finally:
@@ -567,3 +575,29 @@ async def test_a_worker_hears_that_a_hand_over_is_seen_to(
         for kind in expected:
             message = await pair.worker.receive(Settled | Bye)  # type: ignore[arg-type]
             assert type(message) is kind
+
+
+@pytest.mark.parametrize("is_seen_to", [True, False])
+async def test_a_late_hand_over_of_a_leg_that_was_given_up_is_released(
+    is_seen_to: bool,
+) -> None:
+    """Nobody waits for it here, and its KV would be held until the lease is over."""
+    orphans: list[OrphanedKV] = []
+
+    def take(orphan: OrphanedKV) -> bool:
+        orphans.append(orphan)
+        return is_seen_to
+
+    async with connected(on_orphan=take) as pair:
+        await pair.worker.receive(Hello)
+        await pair.worker.send(
+            msgspec.structs.replace(CARD, capabilities=[ORPHANED_KV])
+        )
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        late = msgspec.structs.replace(end(1), handover={"e": 1})
+        await pair.worker.send(Batch([tokens(0, 5)], [late]))
+        await eventually(lambda: bool(orphans))
+        assert orphans == [OrphanedKV("r", {"e": 1})]
+        pair.link.close("over")
+        message = await pair.worker.receive(Settled | Bye)  # type: ignore[arg-type]
+        assert type(message) is (Settled if is_seen_to else Bye)
