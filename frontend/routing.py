@@ -19,6 +19,11 @@ class Candidate(Protocol):
         ...
 
     @property
+    def num_open_at_load(self) -> int:
+        """The same when ``load`` came."""
+        ...
+
+    @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens that wait there for their prefill."""
         ...
@@ -35,11 +40,14 @@ C = TypeVar("C", bound=Candidate)
 def cost(candidate: Candidate) -> tuple[int, float]:
     """Return how busy a worker is: requests first, used KV to break a tie.
 
-    The worker's own count includes other frontends' requests but is up to a second
-    old; this frontend's is exact. Neither can be below the truth for long, so the
-    larger one counts.
+    This frontend's own count is exact. What other frontends have is what the worker had
+    beyond that when it last said so, up to a second ago. (The larger of its count and
+    ours would hide what has ended here since: a free worker would look full until it
+    speaks again.)
     """
-    return max(candidate.num_open, candidate.load.num_requests), candidate.load.kv_usage
+    load = candidate.load
+    num_others = max(0, load.num_requests - candidate.num_open_at_load)
+    return candidate.num_open + num_others, load.kv_usage
 
 
 def choose(candidates: Sequence[C]) -> C | None:

@@ -68,6 +68,7 @@ class Worker:
     num_open: int = 0
     load: Load = field(default_factory=lambda: Load("1"))
     num_queued_tokens: int = 0
+    num_open_at_load: int = 0
 
 
 def test_the_least_busy_worker_is_chosen() -> None:
@@ -78,6 +79,16 @@ def test_the_least_busy_worker_is_chosen() -> None:
     assert choose([busy, others, free]) is free
     assert choose([full, free]) is free
     assert choose([]) is None
+
+
+def test_a_worker_that_has_ended_ours_is_free_before_it_says_so() -> None:
+    """Its Load is old; how many of its requests are another frontend's is not."""
+    load = Load("1", num_requests=10)
+    freed, full = Worker(8, load, num_open_at_load=10), Worker(10, load, 0, 10)
+    shared = Worker(3, load, num_open_at_load=4)
+
+    assert choose([full, freed]) is freed
+    assert choose([freed, shared]) is freed  # which has nine, six of them others'
 
 
 def test_a_prefill_worker_is_chosen_by_the_tokens_that_wait() -> None:
