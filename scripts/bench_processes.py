@@ -34,13 +34,13 @@ class Stack:
 
 @contextlib.contextmanager
 def running(
-    command: list[str], core: int, log: Path, source: Path | None = None
+    command: list[str], core: int | str, log: Path, source: Path | None = None
 ) -> Generator[subprocess.Popen[bytes]]:
-    """Run a process of ours on one core, and end it.
+    """Run a process of ours on a core, and end it.
 
     Args:
         command: Arguments of the interpreter.
-        core: Where it runs.
+        core: Where it runs; several as taskset writes them.
         log: Where its output goes.
         source: A folder to import ``tokenwire`` from, in place of the installed one.
     """

@@ -51,7 +51,7 @@ TTFT p50 | p99 | RSS |
 @contextlib.contextmanager
 def deployment(model: str, folder: Path, *arguments: str) -> Generator[tuple[int, int]]:
     """Run workers and a frontend; yield its port and pid."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     with contextlib.ExitStack() as stack:
         endpoints: list[str] = []
         for number in range(NUM_WORKERS):
@@ -65,7 +65,7 @@ def deployment(model: str, folder: Path, *arguments: str) -> Generator[tuple[int
                 *("--max-num-seqs", str(SLOTS)),
             ]
             process = stack.enter_context(
-                running(command, cores[number % len(cores)], folder / "worker.log")
+                running(command, cores, folder / "worker.log")
             )
             wait_for(announce.exists, process)
             endpoints.append(json.loads(announce.read_text())["endpoint"])
@@ -76,9 +76,7 @@ def deployment(model: str, folder: Path, *arguments: str) -> Generator[tuple[int
             *(part for endpoint in endpoints for part in ("--worker", endpoint)),
             *arguments,
         ]
-        process = stack.enter_context(
-            running(command, cores[0], folder / "frontend.log")
-        )
+        process = stack.enter_context(running(command, cores, folder / "frontend.log"))
         wait_for(lambda: is_ready(port), process)
         yield port, process.pid
 
