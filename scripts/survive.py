@@ -21,7 +21,7 @@ from survive_stacks import STACKS, running
 MAX_TOKENS = 60
 HEAD = (
     "| stack | scenario | requests | failed | wrong | usage wrong | longest pause | "
-    "KV held after 2 s | empty after |\n|---|---|---|---|---|---|---|---|---|"
+    "KV held after 2 s | empty after | remark |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 Scenario = Callable[[Scenarios], Awaitable[Outcome]]
@@ -51,6 +51,9 @@ def row(kind: str, outcome: Outcome) -> str:
         f"{outcome.longest_pause_s:.1f} s",
         f"{outcome.kv_held:.1%}" if measured else "not shown",
         empty if measured else "not shown",
+        f"{outcome.kv_peak:.0%} held when they left"
+        if outcome.kv_peak
+        else outcome.remark,
     ]
     return f"| {' | '.join(cells)} |"
 

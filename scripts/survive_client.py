@@ -16,7 +16,7 @@ import aiohttp
 
 __all__ = ["Answer", "Client", "prompt_of"]
 
-GIVE_UP_S = 120.0
+GIVE_UP_S = 60.0
 """For one request: what takes longer counts as lost."""
 
 
@@ -51,6 +51,12 @@ class Answer:
         """The longest time between two chunks."""
         gaps = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
         return max(gaps, default=0.0)
+
+    @property
+    def counts(self) -> tuple[int, ...] | None:
+        """What usage says, without what a cache had."""
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        return None if self.usage is None else tuple(self.usage[one] for one in names)
 
     def same_as(self, other: Answer, *, repeatable: bool = True) -> bool:
         """Return whether ids, text and finish reason are equal.
@@ -141,16 +147,18 @@ class Client:
         if data == b"[DONE]":
             answer.done = True
             return False
-        chunk = json.loads(data)
+        chunk: dict[str, Any] = json.loads(data)
         if "error" in chunk:
             answer.error = json.dumps(chunk["error"])[:200]
             return False
         answer.usage = chunk.get("usage") or answer.usage
-        ids = (chunk.get("nvext") or {}).get("completion_token_ids") or []
-        for choice in chunk.get("choices") or []:
+        nvext: dict[str, Any] = chunk.get("nvext") or {}
+        ids: list[int] = nvext.get("completion_token_ids") or []
+        choices: list[dict[str, Any]] = chunk.get("choices") or []
+        for choice in choices:
             answer.text += choice.get("text") or ""
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
             ids = ids or choice.get("token_ids") or []
             answer.times.append(time.monotonic())
         answer.token_ids += ids
-        return bool(chunk.get("choices"))
+        return bool(choices)

@@ -101,6 +101,7 @@ class TokenwireStack:
 
     def __init__(self, pid: int, url: str, log: Path, roles: Mapping[str, int]) -> None:
         self.url = url
+        self.remarks: list[str] = []
         self._pid = pid
         self._log = log
         self._roles = dict(roles)

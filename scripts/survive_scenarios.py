@@ -7,6 +7,7 @@ of how long something takes. It judges by a calm run of the same requests before
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,9 +26,12 @@ __all__ = [
 
 NUM_STREAMS = 30
 NUM_LEAVING = 100
-NUM_ROLLING = 6
+NUM_ROLLING = 4
 """Streams at once while workers are exchanged: enough for each worker to have some, few
 enough that a new engine loads beside them on two cores."""
+
+AGAIN_S = 0.25
+"""After a failure a client tries again, but does not hammer."""
 
 LOOK_S = 0.02
 KV_FREE_S = 2.0
@@ -51,9 +55,12 @@ class Stack(Protocol):
     """Whether the same request gets the same tokens."""
     shows_counts: bool
     """Whether ``counts`` can be asked."""
+    remarks: list[str]
+    """What had to be done to have it whole again."""
 
     def workers(self, role: str) -> Sequence[str]:
         """Return the names of the workers that are ``prefill`` or ``decode``."""
+        ...
 
     def signal(self, name: str, number: signal.Signals, part: str = "all") -> None:
         """Send a signal to a worker's processes: ``all``, its ``server``, its ``engine``."""
@@ -70,6 +77,7 @@ class Stack(Protocol):
         Raises:
             OSError: It does not answer.
         """
+        ...
 
 
 @dataclass
@@ -85,6 +93,7 @@ class Outcome:
     kv_peak: float = 0.0  # the largest share that was held for requests given up
     kv_held: float = 0.0  # the largest share in use KV_FREE_S after the last request
     took_s: float = 0.0  # until nothing ran, waited or was held any more
+    remark: str = ""
     errors: list[str] = field(default_factory=list[str])
 
     def judge(
@@ -104,7 +113,7 @@ class Outcome:
                 self.errors.append(one.error or "it just ended")
             elif not one.same_as(reference, repeatable=repeatable):
                 self.num_wrong += 1
-            elif one.usage != reference.usage:
+            elif one.counts != reference.counts:
                 self.num_wrong_usage += 1
 
 
@@ -160,19 +169,29 @@ class Scenarios:
     async def roll(self, names: Sequence[str]) -> Outcome:
         """Restart workers one by one under load that does not end."""
         over = False
+        answers: list[Answer] = []
 
-        async def load(first: int) -> list[Answer]:
-            answers: list[Answer] = []
-            while not over:
-                number = (first + len(answers) * NUM_ROLLING) % NUM_STREAMS
-                answers.append(await self.client.ask(Answer(number)))
-            return answers
+        async def load(first: int) -> None:
+            for turn in itertools.count():
+                if over:
+                    return
+                number = (first + turn * NUM_ROLLING) % NUM_STREAMS
+                answer = await self.client.ask(Answer(number))
+                answers.append(answer)
+                if answer.failed:
+                    await asyncio.sleep(AGAIN_S)
 
         tasks = [asyncio.create_task(load(first)) for first in range(NUM_ROLLING)]
+        failed: list[str] = []
         for name in names:
+            begin = len(answers)
             await self.stack.restart(name)
+            num_failed = sum(one.failed for one in answers[begin:])
+            if num_failed:
+                failed.append(f"{num_failed} failed while {name} was restarted")
         over = True
-        answers = [one for task in tasks for one in await task]
+        await asyncio.gather(*tasks)
+        self.stack.remarks += failed
         return await self._outcome("rolling restart", answers)
 
     async def leave_between(self) -> Outcome:
@@ -278,7 +297,8 @@ class Scenarios:
     async def _outcome(
         self, name: str, answers: Sequence[Answer], *, absent: Collection[str] = ()
     ) -> Outcome:
-        outcome = Outcome(name)
+        outcome = Outcome(name, remark="; ".join(self.stack.remarks))
+        self.stack.remarks.clear()
         self._judge(outcome, answers)
         names = [*self.stack.workers("prefill"), *self.stack.workers("decode")]
         outcome.took_s, outcome.kv_held = await self._empty(

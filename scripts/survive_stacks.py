@@ -30,8 +30,12 @@ __all__ = ["STACKS", "running"]
 ROOT = Path(__file__).parents[1]
 NAME = "smollm2"
 PREFILL, DECODE = ("prefill-0",), ("decode-0", "decode-1")
-STOP_S = 60.0
-"""From SIGTERM to the end of a server that finishes what it runs."""
+STOP_S = 30.0
+"""From SIGTERM to SIGKILL: what Kubernetes gives by default."""
+
+START_S = 300.0
+RETURN_S = 30.0
+"""For a worker that was frozen to be used again."""
 
 NUM_PROBES = 8
 """Requests in a row that must succeed before a stack counts as whole: with two decode
@@ -44,11 +48,17 @@ ENGINE = (
 ENGINE_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
+_ports = iter(range(20_000, 30_000))  # below what Linux gives to connections
+
+
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on, nor any connection is given by chance."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    msg = "no port is free"
+    raise OSError(msg)
 
 
 class Fleet(ABC):
@@ -66,6 +76,8 @@ class Fleet(ABC):
 
     def __init__(self, model: str, folder: Path) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
+        self.remarks: list[str] = []
+        self._frozen: set[str] = set()
         self._model = model
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -93,15 +105,31 @@ class Fleet(ABC):
 
     def signal(self, name: str, number: signal.Signals, part: str = "all") -> None:
         """Send a signal."""
+        if number is signal.SIGSTOP:
+            self._frozen.add(name)
         signal_part(self._processes[name].pid, number, part)
 
     async def whole(self, *but: str) -> None:
-        """Start what has ended, and wait until requests succeed again and again."""
+        """Start what has ended, and wait until requests succeed again and again.
+
+        A worker that was frozen and does not come back is started anew.
+        """
         names = [name for name in (*PREFILL, *DECODE, "front") if name not in but]
         for name in names:
             self._start(name)
-        for name in names:
-            await until(partial(self.serves, name), f"{name} serves")
+        try:
+            for name in names:
+                limit_s = RETURN_S if self._frozen else START_S
+                await until(partial(self.serves, name), f"{name} serves", limit_s)
+        except TimeoutError:
+            if not self._frozen:
+                raise
+            frozen, self._frozen = self._frozen, set()
+            for name in frozen:
+                self.remarks.append(f"{name} did not come back, was started anew")
+                self._kill(name)
+            await self.whole(*but)
+        self._frozen.clear()
         good = 0
 
         def probe() -> bool:
@@ -112,21 +140,27 @@ class Fleet(ABC):
         await until(probe, f"{NUM_PROBES} requests in a row succeed")
 
     async def restart(self, name: str) -> None:
-        """SIGTERM, as a supervisor does; start another when it has ended."""
+        """SIGTERM, as a supervisor does, and SIGKILL if need be; then start another."""
         process = self._processes[name]
         process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
+        try:
             await until(lambda: process.poll() is not None, "ended", STOP_S)
+        except TimeoutError:
+            self.remarks.append(f"{name} did not end within {STOP_S:.0f} s, was killed")
+            self._kill(name)
         await self.whole()
 
     def stop(self) -> None:
         """Kill all of it."""
-        for process in self._processes.values():
-            pids = [*below(process.pid), process.pid]
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
+        for name in self._processes:
+            self._kill(name)
+
+    def _kill(self, name: str) -> None:
+        process = self._processes[name]
+        for pid in (*below(process.pid), process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
 
     def _start(self, name: str) -> None:
         process = self._processes.get(name)
@@ -190,7 +224,9 @@ class RouterStack(Fleet):
             "kv_buffer_device": "cpu",
         }
         return [
-            *(str(Path(sys.executable).with_name("vllm")), "serve", self._model),
+            # As ``vllm serve``, which asks for the version of a package named vllm.
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", self._model),
             *("--served-model-name", NAME, "--host", "127.0.0.1"),
             *("--port", str(self._ports[name]), "--enforce-eager", *ENGINE),
             *("--kv-cache-memory-bytes", str(1 << 30)),

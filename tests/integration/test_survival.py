@@ -50,8 +50,12 @@ async def survivors(
             *("--max-num-batched-tokens", "256"),
         ),
         name=NAME,
-        # Every prompt goes through the prefill worker, however short.
-        settings={"TOKENWIRE_REMOTE_PREFILL_MIN_TOKENS": "0"},
+        settings={
+            # Every prompt goes through the prefill worker, however short.
+            "TOKENWIRE_REMOTE_PREFILL_MIN_TOKENS": "0",
+            # What a leaving worker still runs is moved, not waited for.
+            "TOKENWIRE_SHUTDOWN_TIMEOUT_S": "0.5",
+        },
     ) as running:
         stack = TokenwireStack(running.process.pid, running.url, running.log, ROLES)
         scenarios = Scenarios(stack, NUM_TOKENS)
