@@ -29,6 +29,7 @@ class Frontend:
         "identity",
         "incoming",
         "is_dirty",
+        "is_lost",
         "liveness",
         "outbox",
         "outgoing",
@@ -43,6 +44,7 @@ class Frontend:
         self.incoming, self.outgoing = Incoming(), Outgoing()
         self.outbox = Outbox()
         self.is_dirty = False  # whether the outbox waits for the next flush
+        self.is_lost = False  # nothing is sent to it any more
 
 
 class Request:

@@ -3,7 +3,6 @@
 Laws:
 - Every Submit is answered by exactly one Finished, as long as its frontend is there.
 - What a frontend that is lost has open is aborted, and nothing more is sent to it.
-- All that one loop iteration brings for a frontend leaves as one Batch.
 No socket, no clock and no event loop in here: the link, the engine and the timers are
 given, and each can be a fake.
 """
@@ -12,15 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_hello
 from tokenwire.protocol.limits import MAX_ERROR_CHARS
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
-    Batch,
     Bye,
     Cancel,
     Card,
@@ -29,7 +26,6 @@ from tokenwire.protocol.messages import (
     Finished,
     FinishReason,
     FromFrontend,
-    FromWorker,
     Hello,
     Leg,
     Load,
@@ -44,10 +40,10 @@ from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, EngineTokens
 
 from .admission import Admission, Bounds, Refusal
+from .delivery import Delivery, Sender
 from .frontends import Frontend, Request
 from .metrics import Metrics
 from .orphans import Orphans
-from .outbox import send_batch
 from .timers import Timers
 
 __all__ = ["Bounds", "Sender", "Service"]
@@ -60,14 +56,6 @@ MAX_FRONTENDS = 1_024
 ABORT_GRACE_S = 15.0
 """An engine that has not ended a cancelled request by then never will: the Finished is
 made up. Longer than the simulated engine's longest read of KV, and NIXL's usual ones."""
-
-
-class Sender(Protocol):
-    """The link, as far as the service needs it."""
-
-    def send(self, identity: bytes, message: FromWorker) -> bool:
-        """Queue *message*; return False if the peer is lost."""
-        ...
 
 
 class Service:
@@ -85,7 +73,6 @@ class Service:
     ) -> None:
         self._card = card
         self._engine = engine
-        self._sender = sender
         self._timers = timers
         self._metrics = metrics
         self._bounds = bounds
@@ -95,7 +82,8 @@ class Service:
         self._aborting: dict[str, float] = {}  # engine id -> when to give up, ascending
         self._orphans = Orphans()
         self._num_submits = 0
-        self._dirty: list[Frontend] = []
+        self._sender = sender
+        self._delivery = Delivery(sender, timers, metrics, self._lose)
         self.dead_reason: str | None = None
         self.on_change: Callable[[], None] = _nothing
         """Called when the engine has died, and when a drained worker is empty."""
@@ -174,8 +162,8 @@ class Service:
         frontend = Frontend(identity, hello, liveness)
         self._frontends[identity] = frontend
         logger.info("frontend %s is here", hello.frontend_id)
-        self._send(frontend, self._card)
-        self._send(frontend, self._load())
+        self._delivery.send(frontend, self._card)
+        self._delivery.send(frontend, self._load())
 
     def _lose_earlier(self, identity: bytes, hello: Hello) -> None:
         """Forget the connection that a link gave up for the one it says hello on.
@@ -226,9 +214,8 @@ class Service:
             error=refusal.error,
             prompt_token_ids=submit.token_ids if submit.echo_prompt else None,
         )
-        frontend.outbox.finished.append(end)
         self._metrics.failed(refusal.kind)
-        self._flush_soon(frontend)
+        self._delivery.finished(frontend, end)
 
     def _cancel(self, request: Request) -> None:
         if request.engine_id not in self._aborting:
@@ -239,6 +226,7 @@ class Service:
     def _lose(self, frontend: Frontend, why: str) -> None:
         """Forget a frontend, and abort what it has open."""
         self._frontends.pop(frontend.identity, None)
+        frontend.is_lost = True
         logger.info("frontend %s is gone: %s", frontend.hello.frontend_id, why)
         requests = list(frontend.requests.values())
         for request in requests:
@@ -256,7 +244,7 @@ class Service:
         self, tokens: list[EngineTokens], finished: list[EngineFinished]
     ) -> None:
         """Take what one step brought."""
-        requests = self._requests
+        requests, deliver = self._requests, self._delivery.tokens
         num_tokens = 0
         for new in tokens:
             request = requests.get(new.request_id)
@@ -274,10 +262,7 @@ class Service:
             )
             exchange.tokens(item)
             num_tokens += len(new.token_ids)
-            frontend = request.frontend
-            frontend.outbox.tokens.append(item)
-            if not frontend.is_dirty:
-                self._flush_soon(frontend)
+            deliver(request.frontend, item)
         if num_tokens:
             self._metrics.generated(num_tokens)
         for end in finished:
@@ -300,7 +285,7 @@ class Service:
             )
         self.flush()
         for frontend in list(self._frontends.values()):
-            self._send(frontend, EngineDead(self.dead_reason))
+            self._delivery.send(frontend, EngineDead(self.dead_reason))
         self.on_change()
 
     def _first_token(self, request: Request) -> None:
@@ -315,9 +300,8 @@ class Service:
         self._forget(request)
         if end.handover is not None:
             self._orphans.given(request, end.handover, self._timers.time())
-        request.frontend.outbox.finished.append(end)
         self._metrics.finished(end, self._timers.time() - request.submitted_at)
-        self._flush_soon(request.frontend)
+        self._delivery.finished(request.frontend, end)
         self._tell_if_idle()
 
     def _forget(self, request: Request) -> None:
@@ -327,38 +311,9 @@ class Service:
         self._aborting.pop(request.engine_id, None)
         self._admission.num_queued_tokens -= request.num_queued_tokens
 
-    # -- to the frontends -----------------------------------------------------------
-
     def flush(self) -> None:
         """Send what is collected."""
-        dirty, self._dirty = self._dirty, []
-        for frontend in dirty:
-            frontend.is_dirty = False
-            for batch in frontend.outbox.take():
-                send_batch(batch, partial(self._send_one_batch, frontend))
-
-    def _flush_soon(self, frontend: Frontend) -> None:
-        if frontend.is_dirty:
-            return
-        frontend.is_dirty = True
-        if not self._dirty:
-            self._timers.call_soon(self.flush)
-        self._dirty.append(frontend)
-
-    def _send_one_batch(self, frontend: Frontend, batch: Batch) -> bool:
-        if not self._send(frontend, batch):
-            return False
-        self._metrics.batch_sent()
-        return True
-
-    def _send(self, frontend: Frontend, message: FromWorker) -> bool:
-        if self._frontends.get(frontend.identity) is not frontend:
-            return False
-        if self._sender.send(frontend.identity, frontend.outgoing.numbered(message)):
-            frontend.outgoing.sent(message)
-            return True
-        self._lose(frontend, "nothing can be sent to it")
-        return False
+        self._delivery.flush()
 
     # -- by the clock ---------------------------------------------------------------
 
@@ -372,11 +327,11 @@ class Service:
                 silence_s = frontend.liveness.silence_s(now)
                 self._lose(frontend, f"nothing heard for {silence_s:.1f} s")
             elif frontend.liveness.beat_due(now):
-                self._send(frontend, self._load())
+                self._delivery.send(frontend, self._load())
         for frontend, orphan in list(
             self._orphans.offers(self._frontends.values(), now)
         ):
-            self._send(frontend, orphan)
+            self._delivery.send(frontend, orphan)
         for engine_id, give_up_at in list(self._aborting.items()):
             if give_up_at > now:
                 break
@@ -408,7 +363,7 @@ class Service:
         """Take nothing new from now on, and say so."""
         self._admission.is_draining = True
         for frontend in list(self._frontends.values()):
-            self._send(frontend, self._load())
+            self._delivery.send(frontend, self._load())
 
     def evict_all(self) -> None:
         """Cancel every open request: each ends as ``draining``, and goes on elsewhere."""
