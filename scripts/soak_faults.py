@@ -47,6 +47,10 @@ ENGINE = (
 LOAD = 0.8
 CAPACITY_S = 15.0
 CAPACITY_CLIENTS = 72  # twice the sequences that the decode workers run at once
+BURST = 300
+"""At once, before anything is measured: while a worker is away requests pile up, and each
+connection that was ever open at the same time has made the frontend a little larger."""
+
 NUM_KINDS = 60  # different requests; each is also asked of a calm stack
 REQUEST_S = 60.0
 PAUSE_S = (4.0, 14.0)  # between the end of one fault and the next
@@ -232,6 +236,8 @@ def growth(tally: Tally, seconds: float) -> list[str]:
             f"{before:.1f} MiB, then {after:.1f} MiB"
         )
         print(line)
+        if whole and "frontend" in line:
+            print("  every minute:", [round(size, 1) for _, size in samples[::12]])
         if after > before * (1 + bound):
             grown.append(line)
     return grown
@@ -254,6 +260,7 @@ async def soak(minutes: float, seed: int, folder: Path) -> list[str]:
         one = Soak(running, session, seed)
         await one.prepare()
         capacity = await one.capacity()
+        await asyncio.gather(*(one.one() for _ in range(BURST)))
         print(
             f"capacity {capacity:.1f} requests/s; load {LOAD * capacity:.1f}",
             flush=True,
