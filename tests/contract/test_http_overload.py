@@ -249,10 +249,11 @@ async def test_a_slow_reader_holds_no_place(tiny_model: Path) -> None:
             )
             worker = running.workers[0]
             await eventually(lambda: worker.service.num_requests == 1, "it runs")
-            await eventually(lambda: worker.idle, "the output has ended")
             # 10 MB, of which the kernel takes 4.
-            async with asyncio.timeout(10):
-                while await metric(running, "tokenwire_requests_admitted"):
+            async with asyncio.timeout(25):
+                while not worker.idle or await metric(
+                    running, "tokenwire_requests_admitted"
+                ):
                     await asyncio.sleep(0.01)
             assert await metric(running, "tokenwire_requests_inflight") == 1
 
