@@ -279,10 +279,13 @@ class Link:
             self._handle(message)
         except RemoteProtocolError as error:
             self.num_protocol_errors += 1
-            _log.error("worker %s broke the protocol: %s", self.worker_id, error)
-            self._reset(f"broke the protocol: {error}")
+            reason = f"broke the protocol: {error}"
+            if self.state is LinkState.HELLO:  # what it understood it would refuse
+                reason += " (is it a worker, of the same tokenwire release?)"
+            _log.error("worker %s %s", self.worker_id, reason)
+            self._begin_anew(reason)
         except ProtocolError as error:
-            self._reset(str(error))
+            self._begin_anew(str(error))
 
     def _connect(self) -> None:
         frontend_id = self._talk.hello.frontend_id
@@ -304,15 +307,27 @@ class Link:
         if dealer is not None:
             dealer.close()
 
+    def _begin_anew(self, reason: str) -> None:
+        """Reset for what the worker has sent: at once, or in a while if it goes on so."""
+        pause_s = self._talk.pause_after_breach(self._loop.time())
+        if not pause_s:
+            self._reset(reason)
+            return
+        self._hang_up(reason)
+        self._refuse(reason, pause_s)
+
     def _reset(self, reason: str) -> None:
         """Give this connection up and start a new one."""
+        self._hang_up(reason)
+        self._connect()
+
+    def _hang_up(self, reason: str) -> None:
         if self.state is LinkState.READY:
             # If it is heard, what is open there ends at once.
             self._send(Bye(reason[:MAX_ERROR_CHARS]))
         self._talk.broke()
         self._drop_socket()
         self._lose(LinkState.CONNECTING, reason)
-        self._connect()
 
     def _send(self, message: FromFrontend) -> bool:
         if self._dealer is None:
@@ -358,7 +373,8 @@ class Link:
             case Refused():
                 if self.state is LinkState.READY:
                     # The worker restarted behind the same connection, or dropped us.
-                    self._reset(f"the worker no longer knows us: {message.reason}")
+                    reason = f"the worker no longer knows us: {message.reason}"
+                    self._begin_anew(reason)
                 else:
                     self._refuse(message.reason)
             case EngineDead():
@@ -410,7 +426,7 @@ class Link:
 
     def _take_load(self, load: Load) -> None:
         if self.card is not None and load.incarnation != self.card.incarnation:
-            self._reset("the worker was restarted")
+            self._begin_anew("the worker was restarted")
             return
         self._vigil.load(load, self._loop.time())
         self.load = load

@@ -15,7 +15,11 @@ import zmq
 import zmq.asyncio
 
 from support.stack import eventually
-from tokenwire.frontend.conversation import HELLO_AGAIN_S
+from tokenwire.frontend.conversation import (
+    BREACH_MEMORY_S,
+    FIRST_PAUSE_S,
+    HELLO_AGAIN_S,
+)
 from tokenwire.frontend.dealer import open_context
 from tokenwire.frontend.link import Link, LinkState
 from tokenwire.frontend.stall import (
@@ -244,6 +248,31 @@ async def test_a_breach_loses_the_request_and_resets_the_link(
     assert pair.link.num_protocol_errors == 1
     await pair.ready()
     assert pair.worker.peer != old_peer
+
+
+async def test_what_never_makes_sense_is_asked_less_and_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another release, or another program, kept the loop busy and filled the log."""
+    garbage = b"\x81\xa4type\xa4cord"
+    async with connected() as pair:
+        for pause_s in (0.0, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S):
+            await pair.worker.receive(Hello)
+            await pair.worker.send(garbage)
+            if not pause_s:
+                continue  # one message may be lost: it asks again at once
+            await eventually(lambda: pair.link.state is LinkState.REFUSED)
+            assert "of the same tokenwire release?" in pair.link.reason
+            move_clock(monkeypatch, 0.9 * pause_s)
+            pair.link.tick()
+            assert pair.link.state is LinkState.REFUSED
+            move_clock(monkeypatch, 0.1 * pause_s)
+            pair.link.tick()
+        assert pair.link.num_protocol_errors == 3
+        await pair.ready()
+        move_clock(monkeypatch, BREACH_MEMORY_S)
+        await pair.worker.send(garbage)
+        await pair.ready()  # at once
 
 
 async def test_what_belongs_to_no_request_is_ignored(pair: Pair) -> None:
