@@ -14,6 +14,7 @@ import uvloop
 from aiohttp import web
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError
+from tokenwire.protocol.process import raise_file_limit
 
 from .config import Config, parse_config
 from .discovery import discover
@@ -45,6 +46,7 @@ def main() -> None:
         level=config.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         keyring = Keyring.read(config.keys)

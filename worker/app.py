@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import os
-import resource
 import secrets
 import signal
 import sys
@@ -27,6 +26,7 @@ import uvloop
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError
 from tokenwire.protocol.messages import ORPHANED_KV, PROTOCOL_VERSION, Card
+from tokenwire.protocol.process import raise_file_limit
 from tokenwire.worker.engine import (
     Engine,
     EngineFinished,
@@ -345,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if config.keys.insecure_plaintext:
         logging.getLogger(__name__).warning(INSECURE)
-    _raise_file_limit()
+    raise_file_limit()
     try:
         engine = make_engine(config)
     except EngineStartError as error:
@@ -382,13 +382,6 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def _raise_file_limit() -> None:
-    """Allow as many sockets as the system does: each frontend is one."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tokenizer_sha256(model: str) -> str:
