@@ -284,7 +284,7 @@ async def test_prefill_leg_without_a_connector_is_a_failed_handover(
 
 
 def _idle(load: EngineLoad) -> bool:
-    return load == EngineLoad(0, 0, 0.0)
+    return not (load.num_running or load.num_waiting or load.kv_usage)
 
 
 def _rows(logprobs: Logprobs | None) -> list[list[tuple[int, float, int]]]:

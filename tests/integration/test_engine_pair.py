@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
+from support.up import free_port
 from support.vllm_engine import (
     PROMPTS,
     REFERENCE_TOKENS,
@@ -43,6 +44,7 @@ class Pair:
 
     prefill: EngineProcess
     decode: EngineProcess
+    nixl_port: int  # of the prefill engine
 
     async def first_leg(
         self, token_ids: list[int], sampling: Sampling = GREEDY
@@ -68,11 +70,13 @@ class Pair:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair() -> AsyncIterator[Pair]:
     """Two engines in processes of their own; one slot too few for three requests."""
+    nixl_port = free_port()
     pair = Pair(
         *await asyncio.gather(
-            EngineProcess.start(Role.PREFILL),
+            EngineProcess.start(Role.PREFILL, nixl_port=nixl_port),
             EngineProcess.start(Role.DECODE, "--max-num-seqs", "2"),
-        )
+        ),
+        nixl_port,
     )
     yield pair
     left = await asyncio.gather(pair.prefill.stop(), pair.decode.stop())
@@ -246,5 +250,23 @@ async def test_kv_that_cannot_be_loaded_is_a_failed_handover(pair: Pair) -> None
     await pair.both_idle()
 
 
+@pytest.mark.pitfall(19)
+async def test_a_prefill_engine_restarted_at_the_same_address(pair: Pair) -> None:
+    """What the old one held is a failed hand-over; from the new one come the same ids."""
+    _, stale = await pair.first_leg(PROMPTS[-1])
+    assert stale["remote_port"] == pair.nixl_port
+    await pair.prefill.kill()
+    pair.prefill = await EngineProcess.start(Role.PREFILL, nixl_port=pair.nixl_port)
+
+    end = await pair.second_leg(PROMPTS[-1], stale).end()
+    assert (end.reason, end.error_kind) == (FinishReason.ERROR, ErrorKind.HANDOVER)
+    _, handover = await pair.first_leg(PROMPTS[-1])
+    assert handover["remote_port"] == pair.nixl_port
+    stream = pair.second_leg(PROMPTS[-1], handover)
+    await stream.end()
+    assert stream.token_ids == (await reference_ids())[-1]
+    await pair.both_idle()
+
+
 def _idle(load: EngineLoad) -> bool:
-    return load == EngineLoad(0, 0, 0.0)
+    return not (load.num_running or load.num_waiting or load.kv_usage)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Up", "alive", "children", "until", "up"]
+__all__ = ["Up", "alive", "children", "free_port", "until", "up"]
 
 LOOK_S = 0.05
 
@@ -108,7 +108,8 @@ class Up:
         return pid
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens on."""
     import socket
 
     with socket.socket() as probe:
@@ -130,7 +131,7 @@ async def up(
     settings: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[Up]:
     """Run ``tokenwire-up`` until all workers are usable; stop it by SIGINT."""
-    port = _free_port()
+    port = free_port()
     log = folder / "up.log"
     counts = [
         f"--{role}={workers.get(role, 0)}"

@@ -168,8 +168,16 @@ class EngineProcess:
         self._num = 0
 
     @classmethod
-    async def start(cls, role: Role, *arguments: str) -> EngineProcess:
-        """Start an engine and wait until it serves."""
+    async def start(
+        cls, role: Role, *arguments: str, nixl_port: int | None = None
+    ) -> EngineProcess:
+        """Start an engine and wait until it serves.
+
+        Args:
+            role: What it is for.
+            arguments: Of vLLM.
+            nixl_port: Where peers shake hands with it; None: a free port.
+        """
         self = cls()
         began = time.monotonic()
         self.died = asyncio.get_running_loop().create_future()
@@ -192,7 +200,15 @@ class EngineProcess:
                 role.value,
                 *ENGINE_ARGUMENTS,
                 *arguments,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                    **(
+                        {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(nixl_port)}
+                        if nixl_port
+                        else {}
+                    ),
+                },
                 start_new_session=True,
             )
             async with asyncio.timeout(READY_S):
@@ -267,6 +283,11 @@ class EngineProcess:
             _write(self._writer, "stop", None)
         await self._ended()
         return [pid for pid in before if _alive(pid)]
+
+    async def kill(self) -> None:
+        """Kill it with all that it has started, as the end of its machine would."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        await self._ended()
 
     async def _ended(self) -> None:
         """Wait for the end of the process, and leave nothing open."""
