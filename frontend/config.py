@@ -35,17 +35,17 @@ MAX_INFLIGHT_BODY_BYTES = 256 * 1024 * 1024
 """Bodies that arrive or are parsed: four of the largest, thousands of usual ones. Token
 ids as JSON take up to seven times as much once they are parsed."""
 
-MAX_QUEUE_REQUESTS = 1_024
-"""Sequences that wait: what four engines of 256 slots run at once. Each costs some tens
-of KiB here, and a connection."""
+MAX_QUEUE_REQUESTS = 4_096
+"""Sequences that wait: as many as requests are served at once, so that a trainer's batch
+fits. Each costs some tens of KiB here, and a connection."""
 
 MAX_QUEUE_TOKENS = 4 * 1024 * 1024
 """Prompt tokens that wait: 36 bytes each as a list of numbers, 150 MiB in all."""
 
-MAX_QUEUE_WAIT_S = 10.0
-"""A person turns away after about 10 s without an answer (Nielsen, "Usability
-Engineering"). Under a lasting overload this is what every request waits, so it is to be
-well below what is promised for the first token; batch jobs want minutes."""
+MAX_QUEUE_WAIT_S = 60.0
+"""Under a lasting overload this is what every request waits, so for people it is to be
+well below what is promised for the first token: they turn away after about 10 s. Trainers
+and batch jobs send all at once and wait: a minute serves both, if neither well."""
 
 
 class Config(msgspec.Struct, frozen=True):

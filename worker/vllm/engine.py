@@ -44,10 +44,10 @@ __all__ = ["VllmEngine"]
 
 logger = logging.getLogger(__name__)
 
-TRANSFER_WAIT_S = 1.0
+TRANSFER_WAIT_S = 0.3
 """How long an aborted decode leg may go on to let its KV transfer end: aborting in the
 middle has crashed engines (dynamo#8624). A transfer takes 50-100 ms on two CPU cores;
-more than this would break "blocks free again within 2 s" for a leg that only queues."""
+a leg that only queues waits for as long, and its blocks have to be free within 2 s."""
 
 ABORT_WAIT_S = 5.0
 """For the engine core to answer after an abort. It answers between two steps; a step
