@@ -44,11 +44,6 @@ __all__ = ["VllmEngine"]
 
 logger = logging.getLogger(__name__)
 
-TRANSFER_WAIT_S = 0.3
-"""How long an aborted decode leg may go on to let its KV transfer end: aborting in the
-middle has crashed engines (dynamo#8624). A transfer takes 50-100 ms on two CPU cores;
-a leg that only queues waits for as long, and its blocks have to be free within 2 s."""
-
 ABORT_WAIT_S = 5.0
 """For the engine core to answer after an abort. It answers between two steps; a step
 of a full prefill batch takes up to 2 s on two CPU cores."""
@@ -322,15 +317,17 @@ class VllmEngine:
         state.moved.set()
 
     async def _abort(self, state: OpenRequest) -> None:
-        """Abort in the engine; a transfer in flight ends first."""
+        """Abort in the engine.
+
+        A transfer in flight ends first: vLLM 0.32 keeps the blocks that it writes to
+        until then (``finish_requests`` in its scheduler).
+        """
         request = state.request
         await state.added.wait()  # ends with _add, which only waits to send
         if self._gone or self._open.get(request.request_id) is not state:
             return
         try:
-            if request.leg is Leg.DECODE:
-                await _within(TRANSFER_WAIT_S, state.moved.wait())
-            elif request.leg is Leg.PREFILL:
+            if request.leg is Leg.PREFILL:
                 # ``AsyncLLM.abort`` forgets the request at once, and with it the
                 # handles of KV that this very step may have put on hold for 30 s.
                 # The core works in order: its answer to the question comes after
