@@ -69,6 +69,7 @@ class Choice:
     """
 
     __slots__ = (
+        "_broke",
         "_clock",
         "_deliver",
         "_end",
@@ -99,6 +100,7 @@ class Choice:
         clock: Callable[[], float],
         deliver: Callable[[Choice, Delta], None],
         on_end: Callable[[End], None],
+        broke: Callable[[Exception], None],
     ) -> None:
         self.index = index
         self.generation = Generation(job, self, pool, metrics)
@@ -111,6 +113,7 @@ class Choice:
         self._feed_one = fold.feed_one
         self._prompt_only = job.prompt_only
         self._deliver = deliver
+        self._broke = broke  # told of a bug: no end may come
         self._on_end = on_end  # told at once, also while deltas are held
         self._metrics = metrics
         self._clock = clock
@@ -124,40 +127,46 @@ class Choice:
         self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
     ) -> None:
         """Take new ids, and the end if it is known with them."""
-        now = self._clock()
-        if self._last_at:
-            self._metrics.inter_token_latency.observe(now - self._last_at)
-        else:
-            self._metrics.time_to_first_token.observe(now - self.started_at)
-        self._last_at = now
-        if end is not None:
-            self._on_end(end)
-        if not self._held:
-            plain = self.deliver_plain
-            if plain is not None and end is None and logprobs is None:
-                num_tokens = len(token_ids)
-                self.num_tokens += num_tokens
-                if num_tokens == 1:
-                    plain(self, self._feed_one(token_ids[0]), token_ids)
-                else:
-                    plain(self, self._fold.feed(token_ids)[0], token_ids)
+        try:
+            now = self._clock()
+            if self._last_at:
+                self._metrics.inter_token_latency.observe(now - self._last_at)
             else:
-                self._emit(token_ids, logprobs, end)
-            return
-        self._token_ids += token_ids
-        if logprobs is not None:
-            self._logprobs.append(logprobs)
-        self._end = end
-        self._deliver(self, NOTHING)
+                self._metrics.time_to_first_token.observe(now - self.started_at)
+            self._last_at = now
+            if end is not None:
+                self._on_end(end)
+            if not self._held:
+                plain = self.deliver_plain
+                if plain is not None and end is None and logprobs is None:
+                    num_tokens = len(token_ids)
+                    self.num_tokens += num_tokens
+                    if num_tokens == 1:
+                        plain(self, self._feed_one(token_ids[0]), token_ids)
+                    else:
+                        plain(self, self._fold.feed(token_ids)[0], token_ids)
+                else:
+                    self._emit(token_ids, logprobs, end)
+                return
+            self._token_ids += token_ids
+            if logprobs is not None:
+                self._logprobs.append(logprobs)
+            self._end = end
+            self._deliver(self, NOTHING)
+        except Exception as error:  # noqa: BLE001 - the others in its batch go on
+            self._broke(error)
 
     def ended(self, end: End) -> None:
         """Take an end that came alone."""
-        self._on_end(end)
-        if not self._held:
-            self._emit([], None, end)
-            return
-        self._end = end
-        self._deliver(self, NOTHING)
+        try:
+            self._on_end(end)
+            if not self._held:
+                self._emit([], None, end)
+                return
+            self._end = end
+            self._deliver(self, NOTHING)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._broke(error)
 
     @property
     def plain(self) -> bool:

@@ -6,7 +6,14 @@ import msgspec
 
 from tokenwire.protocol.messages import ErrorKind
 
-__all__ = ["ApiError", "bad_request", "from_worker", "overloaded", "unavailable"]
+__all__ = [
+    "ApiError",
+    "bad_request",
+    "from_worker",
+    "internal_error",
+    "overloaded",
+    "unavailable",
+]
 
 MAX_MESSAGE_CHARS = 2_000
 """Of an error's message: it may quote a field, and a field may have any length."""
@@ -84,6 +91,11 @@ def unavailable(
         code=code,
         headers={"Retry-After": str(retry_after_s)},
     )
+
+
+def internal_error() -> ApiError:
+    """Return a 500: a bug."""
+    return ApiError(500, "internal error; the log has it", kind="server_error")
 
 
 def from_worker(kind: ErrorKind, message: str) -> ApiError:

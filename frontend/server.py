@@ -17,7 +17,7 @@ from tokenwire.protocol.messages import Role
 from .calls import Call, chat_call, completion_call
 from .checks import check_request_id
 from .config import Config
-from .errors import ApiError, bad_request
+from .errors import ApiError, bad_request, internal_error
 from .gauges import watch_workers
 from .generate import GenerateRequest, generate_call
 from .intake import Intake, tenant_of, ticket_of
@@ -269,10 +269,7 @@ class Server:
             raise  # the client left; aiohttp takes it from here
         except Exception:  # noqa: BLE001 - the one place where a bug becomes a 500
             _log.exception("%s %s failed", request.method, request.path)
-            failed = ApiError(
-                500, "internal error; the log has it", kind="server_error"
-            )
-            response = self._failure(request, failed)
+            response = self._failure(request, internal_error())
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "unknown"
         self._metrics.responded(route, response.status)

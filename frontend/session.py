@@ -11,7 +11,7 @@ from aiohttp import web
 
 from .calls import Call
 from .choice import Choice, Collected, Delta
-from .errors import ApiError
+from .errors import ApiError, internal_error
 from .frame import Finished, usage
 from .job import End
 from .metrics import Metrics
@@ -60,6 +60,7 @@ class Session:
                 clock=time.monotonic,  # uvloop's own clock has steps of 1 ms
                 deliver=self._deliver,
                 on_end=on_end,
+                broke=self._broke,
             )
             for index, (job, fold) in enumerate(call.jobs)
         ]
@@ -74,6 +75,12 @@ class Session:
         if self._num_running and self._error is None:
             self._error = error
             self._wake.set()
+
+    def _broke(self, error: Exception) -> None:
+        """End the response: a bug here, or a worker's answer that makes no sense."""
+        _log.error("response %s failed", self._call.response_id, exc_info=error)
+        self._error = self._error or internal_error()
+        self._wake.set()
 
     async def whole(self, headers: dict[str, str]) -> web.Response:
         """Return the response when every choice has ended.
@@ -125,10 +132,6 @@ class Session:
             openings = [self._call.shape.opening(c.index) for c in self._choices]
             await stream.open(b"".join(openings))
             self._stream = stream
-            for choice in self._choices:
-                if choice.plain and not self._call.continuous_usage:
-                    choice.deliver_plain = self._deliver_plain
-                choice.release()
             try:
                 await self._until_sent(stream, write_timeout_s)
                 stream.send(self._tail())
@@ -145,7 +148,19 @@ class Session:
             self._cancel()
 
     async def _until_sent(self, stream: EventStream, write_timeout_s: float) -> None:
-        """Wait until every choice has ended and the client keeps up."""
+        """Send until every choice has ended and the client keeps up."""
+        try:
+            for choice in self._choices:
+                if choice.plain and not self._call.continuous_usage:
+                    choice.deliver_plain = self._deliver_plain
+                choice.release()
+            await self._rest_sent(stream, write_timeout_s)
+        except OSError:  # its client is gone, or reads nothing
+            raise
+        except Exception as error:  # noqa: BLE001 - the headers are sent: no 500
+            self._broke(error)
+
+    async def _rest_sent(self, stream: EventStream, write_timeout_s: float) -> None:
         while True:
             if self._slow:
                 await stream.drained(write_timeout_s)

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from support.stack import MODEL_NAME, Reply, Stack, stack
+from tokenwire.frontend.fold import Fold
 from tokenwire.frontend.generate import PARAMS, GenerateParams, GenerateRequest
 from tokenwire.frontend.nvext import Nvext
 from tokenwire.frontend.schema import ChatRequest, CompletionRequest, StreamOptions
@@ -310,3 +311,32 @@ async def test_a_body_too_large_is_a_413_on_every_route(tiny_model: Path) -> Non
 
                 assert reply.status == 413, path
                 assert set(reply.error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [1, 20])
+async def test_a_bug_at_the_end_is_an_error_and_harms_nobody(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, stream: bool, max_tokens: int
+) -> None:
+    """It hung, or a second response head was written into the stream."""
+
+    def fail(self: Fold) -> str:
+        del self
+        raise ZeroDivisionError
+
+    async with stack(tiny_model, options=("--step-ms", "2")) as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(Fold, "finish", fail)
+            reply = await served.complete(
+                prompt="hello", max_tokens=max_tokens, ignore_eos=True, stream=stream
+            )
+        if stream:
+            error, done = reply.events[-2:]
+            assert error.body is not None
+            assert error.body["error"]["type"] == "server_error"
+            assert done.body is None
+        else:
+            assert (reply.status, reply.error["type"]) == (500, "server_error")
+        await served.idle()
+        assert "tokenwire_requests_admitted 0.0" in (await served.get("/metrics")).text
+        assert (await served.complete(prompt="hello", max_tokens=2)).status == 200
