@@ -12,7 +12,7 @@ from tokenwire.protocol.messages import Sampling
 
 from .bounds import within
 from .checks import check_cache_salt, check_common, refuse_chats_own
-from .errors import bad_request, unavailable
+from .errors import bad_request
 from .fold import Fold
 from .frame import Frame, Shape
 from .job import Job, Reasoning
@@ -206,7 +206,7 @@ def _call(
 ) -> Call:
     max_model_len = pool.max_model_len
     if max_model_len is None:
-        raise unavailable("no worker is connected yet")
+        raise pool.no_worker()
     strings = stop_strings(request.stop)
     nvext = request.nvext or Nvext()
     response_id = prefix + secrets.token_hex(12)

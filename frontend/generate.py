@@ -17,7 +17,7 @@ from tokenwire.protocol.messages import Sampling
 from .bounds import within
 from .calls import Call, numbered
 from .checks import check_cache_salt, check_common
-from .errors import ApiError, bad_request, unavailable
+from .errors import ApiError, bad_request
 from .fold import Fold
 from .generate_shape import GenerateFrame, GenerateShape, NoText
 from .job import Job, Reasoning
@@ -184,7 +184,7 @@ def _sampling(
 ) -> Sampling:
     max_model_len = pool.max_model_len
     if max_model_len is None:
-        raise unavailable("no worker is connected yet")
+        raise pool.no_worker()
     max_tokens = params.max_tokens
     room = max_model_len - num_prompt_tokens
     if max_tokens is not None and max_tokens > room > 0:

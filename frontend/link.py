@@ -44,7 +44,7 @@ from .keyring import LOOPBACK_ONLY, Keyring
 from .opened import OpenRequests
 from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
 from .reply import Reply
-from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
+from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S
 from .vigil import Vigil
 
 __all__ = ["TICK_S", "Link", "LinkState"]
@@ -162,6 +162,19 @@ class Link:
             and not self.load.draining
             and not self._vigil.is_suspect(self._loop.time())
         )
+
+    @property
+    def obstacle(self) -> str:
+        """Why no request may be sent here, for the operator; empty: one may."""
+        if self.usable:
+            return ""
+        if self.state is not LinkState.READY:
+            return self.reason or self.state.value
+        if self.is_leaving:
+            return "has left the list"
+        if self.load.draining:
+            return "is stopping"
+        return f"has stalled within the last {SUSPECT_S:.0f} s"
 
     def submit(self, message: Submit, reply: Reply) -> None:
         """Send a request; *reply* hears of its end exactly once.

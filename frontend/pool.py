@@ -270,7 +270,7 @@ class Pool:
                 state=link.state.value,
                 worker_id=link.card.worker_id if link.card else "",
                 role=link.card.role.value if link.card else "",
-                reason=link.reason,
+                reason=link.obstacle,
                 num_running=link.load.num_running,
                 num_waiting=link.load.num_waiting,
                 kv_usage=link.load.kv_usage,
@@ -318,14 +318,18 @@ class Pool:
 
     def no_worker(self) -> ApiError:
         """Return a 503 that says what is wrong with each worker."""
-        reasons = "; ".join(
-            f"{link.worker_id}: {link.reason or link.state.value}"
+        reasons = [
+            f"{link.worker_id}: {link.obstacle}"
             for link in self._links.values()
             if not link.usable
-        )
-        return unavailable(
-            f"no worker can take requests now ({reasons or 'none known'})"
-        )
+        ]
+        if not self._links:
+            reasons = ["none known"]
+        elif not self.ready and self.usable(Role.PREFILL):
+            reasons.insert(0, "only prefill workers are ready")
+        elif self.ready:
+            reasons.insert(0, "those that are ready have just failed this one")
+        return unavailable(f"no worker can take requests now ({'; '.join(reasons)})")
 
 
 def _taken(card: Card, known: Card, endpoint: str) -> str:

@@ -15,7 +15,7 @@ from tokenwire.protocol.messages import Sampling
 from .body import decode_object
 from .calls import Call, chat_call, completion_call
 from .checks import check_model
-from .errors import bad_request, unavailable
+from .errors import bad_request
 from .policy import Policy
 from .pool import Pool
 from .prompts import chat_prompt
@@ -100,7 +100,7 @@ async def tokenize(body: bytes, model: TextModel, pool: Pool, policy: Policy) ->
         special = request.add_special_tokens is not False
         token_ids = await model.encode(request.prompt, add_special_tokens=special)
     if pool.max_model_len is None:
-        raise unavailable("no worker is connected yet")
+        raise pool.no_worker()
     strings = model.token_strings(token_ids) if request.return_token_strs else None
     return msgspec.json.encode(
         {

@@ -470,6 +470,23 @@ async def test_a_worker_of_another_model_is_refused(tiny_model: Path) -> None:
         await other.stop()
 
 
+async def test_a_refusal_says_what_is_wrong_with_each_worker(tiny_model: Path) -> None:
+    """It named workers that stop as "ready", and prefill workers not at all."""
+    async with stack(tiny_model) as running:
+        [worker] = running.workers
+        worker.service.drain()
+        await eventually(lambda: not running.pool.ready)
+        refused = await running.complete(prompt="a", max_tokens=1)
+        assert refused.status == 503
+        assert "(aggregated-0: is stopping)" in refused.error["message"]
+        [instance] = (await running.get("/health")).json["instances"]
+        assert (instance["state"], instance["reason"]) == ("ready", "is stopping")
+    async with stack(tiny_model, (Role.PREFILL,)) as running:
+        refused = await running.complete(prompt="a", max_tokens=1)
+        assert refused.status == 503
+        assert "(only prefill workers are ready)" in refused.error["message"]
+
+
 async def test_models_and_metrics(pair: Stack) -> None:
     """The served model is listed with its context length; metrics have vLLM's names."""
     await pair.complete(prompt="abc", max_tokens=4)
