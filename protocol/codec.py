@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import msgspec
@@ -16,9 +17,11 @@ from .limits import (
 from .messages import (
     Batch,
     Cancel,
+    Card,
     Finished,
     FromFrontend,
     FromWorker,
+    Load,
     Logprobs,
     OrphanedKV,
     ReleaseKV,
@@ -104,6 +107,13 @@ def decode_from_worker(data: bytes | memoryview) -> FromWorker:
             _check_finished(end, f"$.finished[{position}]")
     elif isinstance(message, OrphanedKV):
         _check_id(message.request_id)
+    elif isinstance(message, Card):
+        _check_counts(message, _CARD_COUNTS, "$")
+    elif isinstance(message, Load):
+        _check_counts(message, _LOAD_COUNTS, "$")
+        if not math.isfinite(message.kv_usage):
+            msg = f"$.kv_usage: {message.kv_usage}"
+            raise MalformedMessage(msg)
     return message
 
 
@@ -157,11 +167,35 @@ def _check_logprobs(item: Logprobs, num_rows: int, path: str) -> None:
         raise MalformedMessage(msg)
 
 
-def _check_finished(item: Finished, path: str) -> None:
-    for field in ("num_output_tokens", "num_prompt_tokens", "num_cached_tokens"):
+_END_COUNTS = ("num_output_tokens", "num_prompt_tokens", "num_cached_tokens")
+_CARD_COUNTS = (
+    "max_model_len",
+    "vocab_size",
+    "block_size",
+    "max_num_seqs",
+    "num_kv_blocks",
+)
+_LOAD_COUNTS = (
+    "num_running",
+    "num_waiting",
+    "kv_usage",
+    "num_waiting_tokens",
+    "num_requests",
+    "num_frontends",
+)
+
+
+def _check_counts(
+    item: Card | Load | Finished, fields: tuple[str, ...], path: str
+) -> None:
+    for field in fields:
         if getattr(item, field) < 0:
             msg = f"{path}.{field}: {getattr(item, field)}"
             raise MalformedMessage(msg)
+
+
+def _check_finished(item: Finished, path: str) -> None:
+    _check_counts(item, _END_COUNTS, path)
     if item.prompt_token_ids is not None:
         _check_ids(item.prompt_token_ids, f"{path}.prompt_token_ids")
     if item.prompt_logprobs is not None:

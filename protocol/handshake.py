@@ -36,6 +36,10 @@ def check_card(card: Card, *, model: str, tokenizer_sha256: str) -> None:
             f"{PROTOCOL_VERSION}: run the same tokenwire release on both sides"
         )
         raise Incompatible(msg)
+    if not card.max_model_len:
+        # The pool's shortest context is what requests are checked against.
+        msg = f"{who} has a context length of 0 tokens"
+        raise Incompatible(msg)
     if card.model != model:
         msg = f"{who} serves model {card.model!r}, this frontend serves {model!r}"
         raise Incompatible(msg)

@@ -254,6 +254,48 @@ def test_what_contradicts_itself_names_the_field(
     assert path in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "field", ["max_model_len", "vocab_size", "block_size", "max_num_seqs"]
+)
+def test_a_card_with_less_than_nothing_names_the_field(field: str) -> None:
+    """A negative block size hung every request behind it."""
+    card = {
+        "type": "card",
+        "protocol_version": 1,
+        "worker_id": "w",
+        "incarnation": "i",
+        "role": "decode",
+        "model": "m",
+        "max_model_len": 1,
+        "vocab_size": 1,
+        "block_size": 1,
+        "engine": "sim",
+        "engine_version": "1",
+    }
+    decode_from_worker(msgspec.msgpack.encode(card))
+    with pytest.raises(MalformedMessage, match=rf"\$\.{field}: -1"):
+        decode_from_worker(msgspec.msgpack.encode({**card, field: -1}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_running", -1),
+        ("num_requests", -1),
+        ("num_frontends", -1),
+        ("kv_usage", -0.5),
+        ("kv_usage", float("nan")),
+    ],
+)
+def test_a_load_with_less_than_nothing_names_the_field(
+    field: str, value: float
+) -> None:
+    """It would be in the metrics, and in every choice of a worker."""
+    load = {"type": "load", "incarnation": "i", field: value}
+    with pytest.raises(MalformedMessage, match=rf"\$\.{field}: "):
+        decode_from_worker(msgspec.msgpack.encode(load))
+
+
 def test_half_a_token_in_a_prompt_names_the_field() -> None:
     """A prompt is a whole number of ids."""
     with pytest.raises(MalformedMessage, match=r"\$\.token_ids: 5 bytes"):

@@ -53,6 +53,12 @@ def test_another_version_is_refused_on_both_sides(version: int) -> None:
         )
 
 
+def test_a_context_without_tokens_is_refused() -> None:
+    """It would make every request of the whole pool too long."""
+    with pytest.raises(Incompatible, match="worker decode-0 has a context length of 0"):
+        check_card(changed(CARD, max_model_len=0), model="m", tokenizer_sha256="")
+
+
 def test_another_model_is_refused() -> None:
     """The two names stand in the sentence."""
     with pytest.raises(Incompatible, match=r"serves model 'm', .* serves 'other'"):
