@@ -166,8 +166,20 @@ class Scenarios:
         self._judge(outcome, again)
         return outcome
 
-    async def roll(self, names: Sequence[str]) -> Outcome:
-        """Restart workers one by one under load that does not end."""
+    async def roll(
+        self,
+        names: Sequence[str],
+        num_streams: int = NUM_ROLLING,
+        think_s: float = 0.0,
+    ) -> Outcome:
+        """Restart workers one by one under load that does not end.
+
+        Args:
+            names: Which, in which order.
+            num_streams: How many at once.
+            think_s: Pause of each between two requests: engines that load share the
+                cores with those that decode.
+        """
         over = False
         answers: list[Answer] = []
 
@@ -175,13 +187,12 @@ class Scenarios:
             for turn in itertools.count():
                 if over:
                     return
-                number = (first + turn * NUM_ROLLING) % NUM_STREAMS
+                number = (first + turn * num_streams) % NUM_STREAMS
                 answer = await self.client.ask(Answer(number))
                 answers.append(answer)
-                if answer.failed:
-                    await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(AGAIN_S if answer.failed else think_s)
 
-        tasks = [asyncio.create_task(load(first)) for first in range(NUM_ROLLING)]
+        tasks = [asyncio.create_task(load(first)) for first in range(num_streams)]
         failed: list[str] = []
         for name in names:
             begin = len(answers)
