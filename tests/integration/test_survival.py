@@ -55,6 +55,9 @@ async def survivors(
             "TOKENWIRE_REMOTE_PREFILL_MIN_TOKENS": "0",
             # What a leaving worker still runs is moved, not waited for.
             "TOKENWIRE_SHUTDOWN_TIMEOUT_S": "0.5",
+            # Traced for coverage, engines load half as fast, five times here; the other
+            # modules trace what runs in them.
+            "COVERAGE_PROCESS_CONFIG": "",
         },
     ) as running:
         stack = TokenwireStack(running.process.pid, running.url, running.log, ROLES)
