@@ -164,7 +164,7 @@ async def test_a_rolling_restart_of_all_workers(survivors: Scenarios) -> None:
     await stack.whole()
     names = [name for role in ROLES for name in stack.workers(role)]
     before = {name: stack.pid(name) for name in names}
-    outcome = await survivors.roll(names, num_streams=2, think_s=2.0)
+    outcome = await survivors.roll(names, num_streams=3, think_s=8.0)
 
     lossless(outcome)
     assert all(stack.pid(name) not in (before[name], 0) for name in names)
