@@ -33,7 +33,10 @@ from support.vllm_engine import (
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 session = pytest.mark.asyncio(loop_scope="session")
 
-EMPTY_S = 2.0
+EMPTY_S = 15.0
+"""Half of the lease that would also free what is held. It takes 0.2 to 1.5 s, a step of
+the engine or two: ``scripts/survive.py`` measures. Traced, on two cores, a step alone may
+take a second."""
 EOS = 2
 IDS = {"return_token_ids": True}
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -261,7 +264,7 @@ async def test_eight_streams_at_once(client: AsyncOpenAI) -> None:
 async def test_a_client_that_leaves_frees_everything(
     pair: Up, stage: str, stream: bool
 ) -> None:
-    """Left at any stage, a request leaves no trace on either engine within 2 s."""
+    """Left at any stage, a request leaves no trace on either engine, long before a lease."""
     prompt = prompt_of({"queue": 1_900, "prefill": 1_900}.get(stage, 200))
     body = {
         "prompt": prompt, "max_tokens": 100, "stream": stream, "ignore_eos": True,
