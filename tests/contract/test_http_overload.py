@@ -22,8 +22,8 @@ SMALL = (
 )
 """One slot and two in the engine's queue: three requests are at the worker."""
 ROOM = 3
-LONG = 4_000
-"""Tokens of an output that goes on until its client leaves: 8 s."""
+LONG = 30_000
+"""Tokens of an output that goes on until its client leaves: a minute."""
 
 
 @contextlib.asynccontextmanager
@@ -429,9 +429,10 @@ async def test_a_second_frontend_gets_its_share(tiny_model: Path) -> None:
         worker = first.workers[0]
         second.pool.set_endpoints([worker.link.endpoint])
         await eventually(lambda: second.pool.ready, "the second frontend is there")
-        busy = [ask(first) for _ in range(8)]
+        busy = [ask(first) for _ in range(6)]
+        await eventually(lambda: worker.service.num_requests == 6, "it is full")
+        waiting = [ask(first) for _ in range(2)]
         await waits(first, 2)
-        assert worker.service.num_requests == 6
         await eventually(
             lambda: all(link.load.num_requests == 6 for link in second.pool.links),
             "the second frontend knows that the worker is full",
@@ -448,4 +449,4 @@ async def test_a_second_frontend_gets_its_share(tiny_model: Path) -> None:
         await left(busy[0])
         await eventually(lambda: worker.service.num_requests == 8, "one has left")
         assert await metric(first, "tokenwire_queue_requests") == 2
-        await left(*busy, *mine, late)
+        await left(*busy, *waiting, *mine, late)
