@@ -53,8 +53,10 @@ __all__ = ["Generation"]
 _log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
-"""Workers tried without a new token: two may fail at once (a rolling restart), a third
-failure is more likely the request's own doing. A token ends the series."""
+"""Workers that may fail without a new token: two may at once (a crash of their host), a
+third failure is more likely the request's own doing. A token ends the series. What no
+request can cause does not count: KV that did not arrive, a drain, a full worker. These
+end when no worker is left to try, and then with the wait for one."""
 
 UNAVAILABLE = 503
 """The status of "no worker": one may come, so a request that was accepted waits."""
@@ -252,7 +254,7 @@ class Generation:
             sink.ended(self._record.good_end(None))
             return
         self._metrics.leg_failed(kind)
-        if kind is not ErrorKind.BUSY:  # waiting for room has its own bound
+        if kind is ErrorKind.ENGINE:
             self._failures += 1
         if kind in _RETRIED and self._failures < MAX_ATTEMPTS:
             obstacle = can_continue(self._job) if self.num_tokens else ""

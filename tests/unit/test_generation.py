@@ -362,6 +362,28 @@ def test_an_output_goes_on_at_another_worker() -> None:
     assert (end_.num_prompt_tokens, end_.num_cached_tokens) == (3, 2)
 
 
+@pytest.mark.parametrize("kind", [ErrorKind.HANDOVER, ErrorKind.DRAINING])
+def test_what_no_request_can_cause_is_not_held_against_it(kind: ErrorKind) -> None:
+    """Two workers may be lost besides; only a third one ends it."""
+    run = begin(disaggregated=kind is ErrorKind.HANDOVER, others=3)
+    heard: list[object] = []
+
+    def tried() -> Reply:
+        links = [run.decode, *run.pool.others]
+        [reply] = [one for link in links for one in link.replies if one not in heard]
+        heard.append(reply)
+        return reply
+
+    if kind is ErrorKind.HANDOVER:
+        run.handed_over()
+    tried().finished(finished(FinishReason.ERROR, 0, error_kind=kind, error="no KV"))
+    tried().lost("gone")
+    tried().lost("gone")
+    assert run.sink.ends == []
+    tried().lost("gone")
+    assert [end.error is None for end in run.sink.ends] == [False]
+
+
 def test_an_output_goes_on_through_a_hand_over() -> None:
     """A pair's prefill worker computes prompt and output, the decode worker goes on."""
     run = begin(disaggregated=True, others=1)
