@@ -193,7 +193,10 @@ def _engine(rng: random.Random, case: Case) -> Case:
     spec = (
         f"slow={rng.choice((50, 300))}@{step}" if fault == "slow" else f"{fault}@{step}"
     )
-    return replace(case, engine={first: ["--fault", spec]})
+    engine = {first: ["--fault", spec]}
+    if fault == "drop-finish" and role == "prefill":
+        engine["prefill"] = LEASE  # nobody was told what is held
+    return replace(case, engine=engine)
 
 
 def _handover(rng: random.Random, case: Case) -> Case:
