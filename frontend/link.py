@@ -20,6 +20,7 @@ from tokenwire.protocol.limits import (
     MAX_ERROR_CHARS,
 )
 from tokenwire.protocol.messages import (
+    METRICS,
     ORPHANED_KV,
     Batch,
     Bye,
@@ -30,10 +31,12 @@ from tokenwire.protocol.messages import (
     FromWorker,
     JsonObject,
     Load,
+    MetricsText,
     OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
+    ScrapeMetrics,
     Settled,
     Submit,
 )
@@ -115,6 +118,7 @@ class Link:
         self._on_lost = on_lost
         self._on_orphan = on_orphan
         self._open = OpenRequests()
+        self._take_metrics: Callable[[str], None] | None = None
         self._watchers: dict[Callable[[str], None], None] = {}
         self._loop = asyncio.get_running_loop()
         self._timeout_s = heartbeat_timeout_s
@@ -206,6 +210,17 @@ class Link:
     def release_kv(self, message: ReleaseKV) -> bool:
         """Pass a release on; returns whether it was sent."""
         return self.state is LinkState.READY and self._send(message)
+
+    def scrape(self, take: Callable[[str], None]) -> bool:
+        """Ask what the engine measures; return whether that was sent.
+
+        Args:
+            take: Called with the text, once, if it comes; replaced by the next call.
+        """
+        if self.state is not LinkState.READY or self.card is None:
+            return False
+        self._take_metrics = take
+        return METRICS in self.card.capabilities and self._send(ScrapeMetrics())
 
     def reads(self, handover: JsonObject) -> bool:
         """Return whether a request here still has to read this KV."""
@@ -369,7 +384,7 @@ class Link:
         if self.state is LinkState.HELLO and isinstance(message, Load):
             self._say_hello()  # the worker knows us, but its card is lost
             return
-        if isinstance(message, Batch | Load | OrphanedKV | EngineDead):
+        if not isinstance(message, Card | Refused):
             if self.state is not LinkState.READY:
                 return  # from before the connection broke
             self._talk.incoming.check(message)
@@ -381,6 +396,10 @@ class Link:
                 self._take_load(message)
             case OrphanedKV():
                 self._take_orphan(message)
+            case MetricsText():
+                take, self._take_metrics = self._take_metrics, None
+                if take is not None:
+                    take(message.text)
             case Card():
                 self._take_card(message)
             case Refused():

@@ -168,6 +168,11 @@ class Metrics:
         self._released = self._counter(
             "tokenwire_kv_releases", "Hand-overs that were released unread."
         )
+        self._scrapes = self._counter(
+            "tokenwire_engine_scrapes",
+            "Questions for the workers' metrics; late: no answer within a second.",
+            "outcome",
+        )
         self.num_inflight = Gauge(
             "tokenwire_requests_inflight",
             "Generation requests being served.",
@@ -237,6 +242,11 @@ class Metrics:
     def released(self) -> None:
         """Count a hand-over that no decode leg will read."""
         self._released.inc()
+
+    def engines_scraped(self, num_answered: int, num_late: int) -> None:
+        """Count the questions of one page."""
+        self._scrapes.labels("ok").inc(num_answered)
+        self._scrapes.labels("late").inc(num_late)
 
     def handed_over(self, seconds: float) -> None:
         """Count a hand-over that worked."""

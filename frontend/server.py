@@ -17,6 +17,7 @@ from tokenwire.protocol.messages import Role
 from .calls import Call, chat_call, completion_call
 from .checks import check_request_id
 from .config import Config
+from .engine_metrics import EngineMetrics
 from .errors import ApiError, bad_request, internal_error
 from .gauges import watch_workers
 from .generate import GenerateRequest, generate_call
@@ -89,6 +90,7 @@ class Server:
         self._started = started  # Unix seconds
         self._openapi_json: bytes | None = None  # made when first asked for
         self.intake = Intake(config, pool, metrics)
+        self._engine_metrics = EngineMetrics(lambda: pool.links, metrics)
         watch_workers(metrics, pool)
 
     def application(self) -> web.Application:
@@ -238,7 +240,9 @@ class Server:
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         del request
-        body = self._metrics.exposition()
+        # First the workers': how their answers came is counted.
+        engines = await self._engine_metrics.page()
+        body = self._metrics.exposition() + engines
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, request: web.Request) -> web.Response:

@@ -12,6 +12,7 @@ from .limits import (
     MAX_BATCH_ITEMS,
     MAX_CONTROL_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_METRICS_BYTES,
     MAX_REQUEST_ID_CHARS,
 )
 from .messages import (
@@ -23,6 +24,7 @@ from .messages import (
     FromWorker,
     Load,
     Logprobs,
+    MetricsText,
     OrphanedKV,
     ReleaseKV,
     Settled,
@@ -52,7 +54,8 @@ def encode(message: FromFrontend | FromWorker) -> bytes:
 
     Raises:
         MessageTooLarge: It is above ``MAX_MESSAGE_BYTES``, or above
-            ``MAX_CONTROL_BYTES`` and carries neither tokens nor a hand-over.
+            ``MAX_CONTROL_BYTES`` and carries neither tokens nor a hand-over, or is a
+            MetricsText above ``MAX_METRICS_BYTES``.
         LocalProtocolError: It holds something msgpack has no form for, or is a Batch
             of more than ``MAX_BATCH_ITEMS``.
     """
@@ -130,6 +133,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
 def _check_size(message: FromFrontend | FromWorker, size: int) -> None:
     carries = isinstance(message, Submit | ReleaseKV | OrphanedKV | Batch)
     limit = MAX_MESSAGE_BYTES if carries else MAX_CONTROL_BYTES
+    if isinstance(message, MetricsText):
+        limit = MAX_METRICS_BYTES
     if size > limit:
         msg = f"{type(message).__name__} has {size} bytes, the limit is {limit}"
         raise MessageTooLarge(msg)

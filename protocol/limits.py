@@ -9,6 +9,7 @@ __all__ = [
     "MAX_CONTROL_BYTES",
     "MAX_ERROR_CHARS",
     "MAX_MESSAGE_BYTES",
+    "MAX_METRICS_BYTES",
     "MAX_REQUEST_ID_CHARS",
     "SEND_QUEUE_MESSAGES",
     "SLEPT_S",
@@ -21,6 +22,9 @@ MAX_CONTROL_BYTES = 64 * 1024
 """One message that carries neither tokens nor a hand-over (Hello, Card, Load, ...):
 the largest, a Card, has about 500 bytes. A peer that has not been accepted yet can
 make this process hold no more than this."""
+
+MAX_METRICS_BYTES = 1024 * 1024
+"""One MetricsText. vLLM's families take about 55 KB for each data-parallel rank."""
 
 MAX_BATCH_ITEMS = 65_536
 """Items in one Batch: 16 engine steps of the largest ``max_num_seqs`` in use (4096)."""

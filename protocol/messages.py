@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "METRICS",
     "ORPHANED_KV",
     "PROTOCOL_VERSION",
     "Batch",
@@ -38,12 +39,14 @@ __all__ = [
     "Leg",
     "Load",
     "Logprobs",
+    "MetricsText",
     "OrphanedKV",
     "Ping",
     "Refused",
     "ReleaseKV",
     "Role",
     "Sampling",
+    "ScrapeMetrics",
     "Settled",
     "StructuredOutput",
     "Submit",
@@ -58,6 +61,9 @@ JsonObject = dict[str, Any]
 
 ORPHANED_KV = "orphaned_kv"
 """Capability. In Hello: sends Settled, takes OrphanedKV. In Card: takes Settled."""
+
+METRICS = "metrics"
+"""Capability. In Card: takes ScrapeMetrics."""
 
 Seq = int | msgspec.UnsetType
 """1, 2, ... on its link and in its direction; an older peer sends none."""
@@ -208,6 +214,15 @@ class Settled(msgspec.Struct, tag="settled", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
+class ScrapeMetrics(msgspec.Struct, tag="scrape_metrics", frozen=True):
+    """Say what the engine measures; answered by MetricsText.
+
+    Only to workers with the capability ``METRICS``.
+    """
+
+    seq: Seq = msgspec.UNSET
+
+
 class Ping(msgspec.Struct, tag="ping", frozen=True):
     """The frontend is alive; every ``HEARTBEAT_INTERVAL_S``."""
 
@@ -222,7 +237,9 @@ class Bye(msgspec.Struct, tag="bye", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
-FromFrontend = Hello | Submit | Cancel | ReleaseKV | Settled | Ping | Bye
+FromFrontend = (
+    Hello | Submit | Cancel | ReleaseKV | Settled | Ping | Bye | ScrapeMetrics
+)
 
 
 # --- worker to frontend ------------------------------------------------------------
@@ -338,4 +355,11 @@ class OrphanedKV(msgspec.Struct, tag="orphaned_kv", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
-FromWorker = Card | Refused | Batch | Load | OrphanedKV | EngineDead
+class MetricsText(msgspec.Struct, tag="metrics_text", frozen=True, omit_defaults=True):
+    """What the engine measures: vLLM's families (``vllm:*``) and nothing else."""
+
+    text: str = ""  # in Prometheus' text format; empty: nothing to say
+    seq: Seq = msgspec.UNSET
+
+
+FromWorker = Card | Refused | Batch | Load | OrphanedKV | EngineDead | MetricsText

@@ -27,17 +27,19 @@ from .messages import (
     FromFrontend,
     FromWorker,
     Load,
+    MetricsText,
     OrphanedKV,
     Ping,
     ReleaseKV,
+    ScrapeMetrics,
     Settled,
     Submit,
 )
 
 __all__ = ["Incoming", "Numbered", "Outgoing"]
 
-_FromFrontend = Submit | Cancel | ReleaseKV | Settled | Ping | Bye
-_FromWorker = Batch | Load | OrphanedKV | EngineDead
+_FromFrontend = Submit | Cancel | ReleaseKV | Settled | Ping | Bye | ScrapeMetrics
+_FromWorker = Batch | Load | OrphanedKV | EngineDead | MetricsText
 Numbered = _FromFrontend | _FromWorker
 """All but Hello, Card and Refused."""
 

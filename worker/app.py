@@ -25,7 +25,7 @@ from pathlib import Path
 import uvloop
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError
-from tokenwire.protocol.messages import ORPHANED_KV, PROTOCOL_VERSION, Card
+from tokenwire.protocol.messages import METRICS, ORPHANED_KV, PROTOCOL_VERSION, Card
 from tokenwire.protocol.process import raise_file_limit
 from tokenwire.worker.engine import (
     Engine,
@@ -38,9 +38,10 @@ from tokenwire.worker.engine import (
 
 from .admission import Bounds
 from .config import WorkerConfig, parse_config
+from .exposition import Exposition
 from .gate import Gate
 from .link import Link, LinkError
-from .metrics import Metrics, MetricsServer, serve_metrics
+from .metrics import Metrics, MetricsServer, engine_families, serve_metrics
 from .service import Service
 from .timers import LoopTimers
 
@@ -79,6 +80,7 @@ class Worker:
         self._link: Link | None = None
         self._service: Service | None = None
         self._metrics: MetricsServer | None = None
+        self._exposition = Exposition(engine_families)
         self._announced = False
 
     def interrupt(self) -> None:
@@ -139,13 +141,14 @@ class Worker:
             engine=self._engine,
             sender=link,
             timers=LoopTimers(),
-            metrics=Metrics(config.served_model_name),
+            metrics=Metrics(config.served_model_name, as_vllm=info.engine == "sim"),
             bounds=Bounds(
                 max_requests=config.max_requests,
                 max_queued_tokens=config.max_queued_tokens,
                 heartbeat_interval_s=config.heartbeat_interval_s,
                 heartbeat_timeout_s=config.heartbeat_timeout_s,
             ),
+            exposition=self._exposition,
         )
         service.on_change = self._wake.set
         sink.connect(service)
@@ -174,7 +177,7 @@ class Worker:
             connector_compatibility=info.connector_compatibility,
             max_num_seqs=info.max_num_seqs,
             num_kv_blocks=info.num_kv_blocks,
-            capabilities=[ORPHANED_KV],
+            capabilities=[ORPHANED_KV, METRICS],
             weight_version=config.weight_version,
         )
 
@@ -234,6 +237,7 @@ class Worker:
             self._say(f"the engine has not stopped within {ENGINE_STOP_S} s")
         if service is not None:
             service.end_all()
+        self._exposition.close()
         if self._link is not None:
             self._link.close()
         if self._metrics is not None:

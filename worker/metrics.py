@@ -2,13 +2,15 @@
 
 Names are vLLM's with ``tokenwire_worker_`` in the place of ``vllm:``, where vLLM has
 one. Counts are of what crossed the wire, whichever engine is behind it; vLLM's own
-families are on the same page, from the same default registry.
+families are on the same page, from the same default registry. For a simulated engine
+the same counts are there under vLLM's names, so that its dashboards work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import (
     REGISTRY,
@@ -16,15 +18,19 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    generate_latest,
     start_http_server,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from tokenwire.protocol.messages import ErrorKind, Finished
 from tokenwire.worker.engine import EngineLoad
 
-__all__ = ["Metrics", "MetricsServer", "serve_metrics"]
+__all__ = ["Metrics", "MetricsServer", "engine_families", "serve_metrics"]
 
 PREFIX = "tokenwire_worker_"
+ENGINE_PREFIX = "vllm:"
 
 _LATENCY_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
@@ -33,17 +39,48 @@ _LATENCY_BUCKETS_S = (
 healthy hand-over is."""
 
 
-class Metrics:
-    """What a worker counts, for one served model."""
+_VLLM_HAS = {
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+    "prompt_tokens", "prompt_tokens_cached", "generation_tokens", "request_success",
+    "request_queue_time_seconds", "request_prefill_time_seconds",
+    "time_to_first_token_seconds", "e2e_request_latency_seconds",
+}  # fmt: skip
+"""What has the same name and meaning there."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry = REGISTRY) -> None:
+M = TypeVar("M", bound=Collector)
+
+
+class Metrics:
+    """What a worker counts, for one served model.
+
+    Args:
+        model_name: The served name, a label.
+        registry: Where it is shown.
+        as_vllm: Show it under vLLM's names, too: nobody else does.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        registry: CollectorRegistry = REGISTRY,
+        *,
+        as_vllm: bool = False,
+    ) -> None:
+        self._vllm_has: list[Collector] = []
+
+        def known(metric: M, name: str) -> M:
+            if name in _VLLM_HAS:
+                self._vllm_has.append(metric)
+            return metric
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             names = ("model_name", *labels)
-            return Counter(PREFIX + name, text, names, registry=registry)
+            whole = Counter(PREFIX + name, text, names, registry=registry)
+            return known(whole, name)
 
         def gauge(name: str, text: str) -> Gauge:
             whole = Gauge(PREFIX + name, text, ("model_name",), registry=registry)
-            return whole.labels(model_name)
+            return known(whole, name).labels(model_name)
 
         def seconds(name: str, text: str) -> Histogram:
             whole = Histogram(
@@ -53,7 +90,7 @@ class Metrics:
                 registry=registry,
                 buckets=_LATENCY_BUCKETS_S,
             )
-            return whole.labels(model_name)
+            return known(whole, name).labels(model_name)
 
         self._model_name = model_name
         self._running = gauge("num_requests_running", "Requests in the running batch.")
@@ -87,6 +124,8 @@ class Metrics:
         self._handover_s = seconds(
             "kv_handover_seconds", "Of decode legs: Submit to first token."
         )
+        if as_vllm:
+            registry.register(_AsVllm(self._vllm_has))
 
     def engine_load(self, load: EngineLoad, num_open: int, num_frontends: int) -> None:
         """Show how busy the worker is now."""
@@ -142,6 +181,44 @@ class Metrics:
     def protocol_broken(self) -> None:
         """Count a peer that broke the protocol."""
         self._broken.labels(self._model_name).inc()
+
+
+class _AsVllm(Collector):
+    """Metrics of ours under vLLM's names, with the label of its first engine core."""
+
+    def __init__(self, metrics: Iterable[Collector]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._metrics:
+            for family in metric.collect():
+                name = ENGINE_PREFIX + family.name.removeprefix(PREFIX)
+                renamed = Metric(name, family.documentation, family.type)
+                for sample in family.samples:
+                    renamed.add_sample(
+                        ENGINE_PREFIX + sample.name.removeprefix(PREFIX),
+                        {**sample.labels, "engine": "0"},
+                        sample.value,
+                    )
+                yield renamed
+
+
+class _Only(Collector):
+    """The families of *registry* whose names begin with *prefix*."""
+
+    def __init__(self, registry: Collector, prefix: str) -> None:
+        self._registry = registry
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if family.name.startswith(self._prefix):
+                yield family
+
+
+def engine_families(registry: CollectorRegistry = REGISTRY) -> str:
+    """Return vLLM's families in Prometheus' text format; they take milliseconds."""
+    return generate_latest(_Only(registry, ENGINE_PREFIX)).decode()
 
 
 @dataclass(slots=True, frozen=True)

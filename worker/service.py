@@ -29,9 +29,11 @@ from tokenwire.protocol.messages import (
     Hello,
     Leg,
     Load,
+    MetricsText,
     Ping,
     Refused,
     ReleaseKV,
+    ScrapeMetrics,
     Settled,
     Submit,
     Tokens,
@@ -41,6 +43,7 @@ from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, Engin
 
 from .admission import Admission, Bounds, Refusal
 from .delivery import Delivery, Sender
+from .exposition import Exposition
 from .frontends import Frontend, Request
 from .metrics import Metrics
 from .orphans import Orphans
@@ -70,12 +73,14 @@ class Service:
         timers: Timers,
         metrics: Metrics,
         bounds: Bounds,
+        exposition: Exposition | None = None,
     ) -> None:
         self._card = card
         self._engine = engine
         self._timers = timers
         self._metrics = metrics
         self._bounds = bounds
+        self._exposition = exposition  # with the capability METRICS
         self._admission = Admission(card, bounds)
         self._frontends: dict[bytes, Frontend] = {}
         self._requests: dict[str, Request] = {}  # by the engine's id
@@ -123,6 +128,8 @@ class Service:
                 self._engine.release_kv(message.request_id, message.handover)
             case Settled():
                 self._orphans.settled(frontend, message.request_id)
+            case ScrapeMetrics():
+                self._tell_metrics(frontend)
             case Ping():
                 pass  # it has been heard
             case Bye():
@@ -202,6 +209,15 @@ class Service:
                 reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
             )
         )
+
+    def _tell_metrics(self, frontend: Frontend) -> None:
+        def tell(text: str) -> None:
+            self._delivery.send(frontend, MetricsText(text))
+
+        if self._exposition is None:
+            tell("")
+        else:
+            self._exposition.ask(frontend.identity, tell)
 
     def _refuse(self, frontend: Frontend, submit: Submit, refusal: Refusal) -> None:
         """Answer a Submit that never becomes a request."""

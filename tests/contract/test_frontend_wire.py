@@ -32,6 +32,7 @@ from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import (
+    METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
     Batch,
@@ -45,10 +46,12 @@ from tokenwire.protocol.messages import (
     FromWorker,
     Hello,
     Load,
+    MetricsText,
     OrphanedKV,
     Refused,
     Role,
     Sampling,
+    ScrapeMetrics,
     Settled,
     Submit,
     Tokens,
@@ -581,6 +584,35 @@ async def test_what_a_link_sends_is_numbered(pair: Pair) -> None:
     assert isinstance(submit, Submit)
     assert isinstance(cancel, Cancel)
     assert (submit.seq, cancel.seq) == (1, 2)
+
+
+async def test_a_worker_is_asked_for_its_metrics() -> None:
+    """Each question hears one answer; what nobody asked for is passed over."""
+    async with connected() as pair:
+        taken: list[str] = []
+        assert not pair.link.scrape(taken.append)  # it is not ready
+        await pair.worker.receive(Hello)
+        card = msgspec.structs.replace(CARD, capabilities=[METRICS])
+        await pair.worker.send(card)
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        assert pair.link.scrape(taken.append)
+        await pair.worker.receive(ScrapeMetrics)
+        await pair.worker.send(MetricsText("a", seq=1), MetricsText("b", seq=2))
+        recorder = await pair.submit()
+        await pair.worker.send(Batch([], [end(0)], seq=3))
+        await eventually(lambda: bool(recorder.ends))
+
+        assert taken == ["a"]
+        assert not pair.link.num_protocol_errors
+
+
+async def test_an_older_worker_is_not_asked_for_its_metrics(pair: Pair) -> None:
+    """It would take the question for a breach of the protocol."""
+    assert not pair.link.scrape(lambda text: None)
+    pair.link.submit(Submit("r", pack_ids([1]), Sampling(9)), Recorder())
+    submit = await pair.worker.receive(Submit)
+    assert isinstance(submit, Submit)
+    assert submit.seq == 1  # nothing was sent before it
 
 
 @pytest.mark.parametrize("capabilities", [[], [ORPHANED_KV]])

@@ -29,12 +29,14 @@ from tokenwire.protocol.messages import (
     Leg,
     Load,
     Logprobs,
+    MetricsText,
     OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
     Role,
     Sampling,
+    ScrapeMetrics,
     Settled,
     StructuredOutput,
     Submit,
@@ -97,6 +99,7 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
     "settled": Settled("r1"),
     "ping": Ping("f00d"),
     "bye": Bye("rolling restart"),
+    "scrape_metrics": ScrapeMetrics(seq=4),
 }
 
 FROM_WORKER: dict[str, FromWorker] = {
@@ -163,6 +166,8 @@ FROM_WORKER: dict[str, FromWorker] = {
     "load_numbered": Load("beef", seq=70_000),
     "orphaned_kv": OrphanedKV("b-1", {"remote_engine_id": "e"}, seq=3),
     "engine_dead": EngineDead("out of memory"),
+    "metrics_text": MetricsText("# TYPE vllm:a gauge\nvllm:a 1.0\n", seq=5),
+    "metrics_text_least": MetricsText(),
 }
 
 MESSAGES: dict[str, FromFrontend | FromWorker] = {**FROM_FRONTEND, **FROM_WORKER}

@@ -25,12 +25,14 @@ from tokenwire.protocol.messages import (
     Leg,
     Load,
     Logprobs,
+    MetricsText,
     OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
     Role,
     Sampling,
+    ScrapeMetrics,
     Settled,
     StructuredOutput,
     Submit,
@@ -133,6 +135,7 @@ from_frontend = st.one_of(
     st.builds(Settled, names),
     st.builds(Ping, texts),
     st.builds(Bye, texts),
+    st.just(ScrapeMetrics()),
 )
 finished = st.builds(
     Finished,
@@ -188,6 +191,7 @@ from_worker = st.one_of(
     ),
     st.builds(OrphanedKV, names, objects),
     st.builds(EngineDead, texts),
+    st.builds(MetricsText, texts),
 )
 
 anything: st.SearchStrategy[Any] = st.recursive(

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,17 @@ from tokenwire.frontend.pool import Pool
 from tokenwire.frontend.server import Server
 from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.protocol.keys import KeyFiles
-from tokenwire.protocol.messages import ORPHANED_KV, PROTOCOL_VERSION, Card, Role
+from tokenwire.protocol.messages import (
+    METRICS,
+    ORPHANED_KV,
+    PROTOCOL_VERSION,
+    Card,
+    Role,
+)
+from tokenwire.worker.exposition import Exposition
 from tokenwire.worker.gate import Gate
 from tokenwire.worker.link import Link
-from tokenwire.worker.metrics import Metrics as WorkerMetrics
+from tokenwire.worker.metrics import Metrics as WorkerMetrics, engine_families
 from tokenwire.worker.service import Bounds, Service
 from tokenwire.worker.sim.engine import SimEngine
 from tokenwire.worker.sim.options import parse_options
@@ -167,16 +175,18 @@ class SimWorker:
             "tokenizer_sha256": self._sha256,
             "max_num_seqs": info.max_num_seqs,
             "connector": info.connector,
-            "capabilities": [ORPHANED_KV],
+            "capabilities": [ORPHANED_KV, METRICS],
             "connector_compatibility": info.connector_compatibility,
         }
+        registry = CollectorRegistry()
         self.service = Service(
             card=Card(**{**card, **card_fields}),
             engine=engine,
             sender=self.link,
             timers=self._timers or asyncio.get_running_loop(),
-            metrics=WorkerMetrics(MODEL_NAME, CollectorRegistry()),
+            metrics=WorkerMetrics(MODEL_NAME, registry, as_vllm=True),
             bounds=self._bounds,
+            exposition=Exposition(partial(engine_families, registry)),
         )
         self.link.start(self.service)
         self._tick = asyncio.create_task(self._run())

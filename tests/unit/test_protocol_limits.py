@@ -15,6 +15,7 @@ from tokenwire.protocol.limits import (
     MAX_BATCH_ITEMS,
     MAX_CONTROL_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_METRICS_BYTES,
     MAX_REQUEST_ID_CHARS,
 )
 from tokenwire.protocol.messages import (
@@ -22,6 +23,7 @@ from tokenwire.protocol.messages import (
     Bye,
     Cancel,
     EngineDead,
+    MetricsText,
     Sampling,
     Submit,
     Tokens,
@@ -61,6 +63,14 @@ def test_control_messages_have_a_smaller_limit() -> None:
     with pytest.raises(MessageTooLarge, match="EngineDead has"):
         decode_from_worker(raw(EngineDead("x" * MAX_CONTROL_BYTES)))
     encode(Bye("x" * (MAX_CONTROL_BYTES - PAD)))
+
+
+def test_metrics_have_a_limit_of_their_own() -> None:
+    """More than a control message, far less than a prompt."""
+    largest = MetricsText("x" * (MAX_METRICS_BYTES - PAD))
+    assert decode_from_worker(encode(largest)) == largest
+    with pytest.raises(MessageTooLarge, match="MetricsText has"):
+        decode_from_worker(msgspec.msgpack.encode(MetricsText("x" * MAX_METRICS_BYTES)))
 
 
 @pytest.mark.parametrize("length", [0, MAX_REQUEST_ID_CHARS + 1])

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from tokenwire.protocol.messages import ErrorKind, Finished, FinishReason
 from tokenwire.worker.engine import EngineLoad
-from tokenwire.worker.metrics import Metrics, serve_metrics
+from tokenwire.worker.metrics import Metrics, engine_families, serve_metrics
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -56,6 +56,35 @@ def test_an_error_counts_by_kind_and_not_in_the_times() -> None:
     metrics.finished(end, 2.0)
     assert value(registry, "request_errors_total", kind="handover") == 1
     assert value(registry, "request_queue_time_seconds_count") == 0
+
+
+def test_a_simulated_engine_has_vllms_families() -> None:
+    """The same counts under vLLM's names and labels; and nothing else of the page."""
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry, as_vllm=True)
+    metrics.engine_load(EngineLoad(2, 3, 0.25), 6, 1)
+    metrics.finished(Finished("r", FinishReason.STOP, 4, num_prompt_tokens=10), 2.0)
+    metrics.generated(4)
+    text = engine_families(registry)
+    labels = '{engine="0",model_name="m"}'
+    for line in (
+        f"vllm:num_requests_running{labels} 2.0",
+        f"vllm:num_requests_waiting{labels} 3.0",
+        f"vllm:kv_cache_usage_perc{labels} 0.25",
+        f"vllm:prompt_tokens_total{labels} 10.0",
+        f"vllm:generation_tokens_total{labels} 4.0",
+        f"vllm:e2e_request_latency_seconds_count{labels} 1.0",
+        "# TYPE vllm:time_to_first_token_seconds histogram",
+    ):
+        assert line in text.splitlines()
+    assert "tokenwire" not in text
+
+
+def test_another_engine_brings_its_own_families() -> None:
+    """Twice the same name would be refused by the registry."""
+    registry = CollectorRegistry()
+    Metrics("m", registry)
+    assert engine_families(registry) == ""
 
 
 async def test_the_page_is_on_the_given_host_at_a_free_port() -> None:

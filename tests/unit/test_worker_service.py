@@ -25,12 +25,14 @@ from tokenwire.protocol.messages import (
     Leg,
     Load,
     Logprobs,
+    MetricsText,
     OrphanedKV,
     Ping,
     Refused,
     ReleaseKV,
     Role,
     Sampling,
+    ScrapeMetrics,
     Settled,
     Submit,
 )
@@ -676,6 +678,17 @@ def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         "frontend frontend-a is here",
         "frontend frontend-a is gone: restart",
     ]
+
+
+# -- metrics ------------------------------------------------------------------------------
+
+
+def test_a_scrape_is_answered_even_with_nothing_to_say() -> None:
+    """Who asks waits for no answer that never comes; and only it gets one."""
+    desk = Desk(A, B)
+    desk.say(A, ScrapeMetrics())
+    assert desk.sender.take(A) == [MetricsText("", seq=2)]
+    assert not desk.sender.take(B)
 
 
 # -- hand-overs whose frontend is gone -----------------------------------------------------

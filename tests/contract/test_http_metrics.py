@@ -1,0 +1,146 @@
+"""``/metrics``: this frontend's own families, and the workers' ``vllm:*``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.stack import SimWorker, Stack, frontend, stack
+from tokenwire.frontend import engine_metrics
+from tokenwire.protocol.messages import ORPHANED_KV, Role
+from tokenwire.worker.exposition import Exposition
+
+PAIR = (Role.PREFILL, Role.DECODE)
+
+
+@pytest_asyncio.fixture
+async def pair(tiny_model: Path) -> AsyncIterator[Stack]:
+    """A prefill and a decode worker."""
+    async with stack(tiny_model, PAIR) as running:
+        yield running
+
+
+async def values(served: Stack) -> dict[str, dict[str, float]]:
+    """Return the page's samples that have an engine: by name, then by engine."""
+    reply = await served.get("/metrics")
+    assert reply.status == 200
+    result: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(reply.text):
+        for sample in family.samples:
+            if "engine" in sample.labels and "le" not in sample.labels:
+                by_engine = result.setdefault(sample.name, {})
+                assert sample.labels["engine"] not in by_engine
+                by_engine[sample.labels["engine"]] = sample.value
+    return result
+
+
+async def own(served: Stack, name: str) -> float:
+    """Return one of the frontend's own samples."""
+    text = (await served.get("/metrics")).text
+    [line] = [one for one in text.splitlines() if one.startswith(name + " ")]
+    return float(line.split()[1])
+
+
+def exposition_of(worker: SimWorker, make: Callable[[], str]) -> None:
+    """Give a worker another source of its engine's metrics."""
+    worker.service._exposition = Exposition(make)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_the_workers_families_have_an_engine_label(pair: Stack) -> None:
+    """What each engine did is told under vLLM's names, one engine a worker."""
+    reply = await pair.complete(prompt=[5] * 40, max_tokens=8)
+    assert reply.status == 200
+
+    page = await values(pair)
+    assert page["vllm:prompt_tokens_total"] == {"prefill-0:0": 40, "decode-1:0": 40}
+    assert page["vllm:generation_tokens_total"] == {"prefill-0:0": 1, "decode-1:0": 8}
+    assert set(page["vllm:num_requests_running"]) == {"prefill-0:0", "decode-1:0"}
+    assert set(page["vllm:time_to_first_token_seconds_count"]) == {
+        "prefill-0:0",
+        "decode-1:0",
+    }
+    assert await own(pair, 'tokenwire_engine_scrapes_total{outcome="ok"}') == 2
+
+
+async def test_a_page_asked_for_often_asks_the_workers_once(pair: Stack) -> None:
+    """Whoever may read the page cannot make work for the engines."""
+    num_made = 0
+
+    def make() -> str:
+        nonlocal num_made
+        num_made += 1
+        return ""
+
+    exposition_of(pair.workers[0], make)
+    await asyncio.gather(*(pair.get("/metrics") for _ in range(50)))
+
+    assert num_made == 1
+    assert await own(pair, 'tokenwire_engine_scrapes_total{outcome="ok"}') == 2
+
+
+async def test_a_worker_that_is_frozen_is_left_out(
+    pair: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page comes without it, and says that it was late."""
+    monkeypatch.setattr(engine_metrics, "WAIT_S", 0.05)
+    frozen = asyncio.Event()
+    worker = pair.workers[0]
+
+    def keep_quiet(asking: object) -> None:
+        del asking
+        frozen.set()
+
+    monkeypatch.setattr(worker.service, "_tell_metrics", keep_quiet)
+    page = await values(pair)
+
+    assert frozen.is_set()
+    assert set(page["vllm:num_requests_running"]) == {"decode-1:0"}
+    assert await own(pair, 'tokenwire_engine_scrapes_total{outcome="late"}') == 1
+
+
+async def test_an_older_worker_is_not_waited_for(tiny_model: Path) -> None:
+    """It does not know the question; the others' families are there."""
+    workers = [
+        SimWorker(tiny_model, Role.AGGREGATED, name, ("--step-ms", "0"))
+        for name in ("old", "new")
+    ]
+    async with frontend(tiny_model) as served:
+        try:
+            await workers[0].start(capabilities=[ORPHANED_KV])
+            await workers[1].start()
+            await served.know(workers)
+            page = await values(served)
+
+            assert set(page["vllm:num_requests_running"]) == {"new:0"}
+            assert (
+                await own(served, 'tokenwire_engine_scrapes_total{outcome="late"}') == 0
+            )
+        finally:
+            for worker in workers:
+                await worker.stop()
+
+
+async def test_without_workers_the_page_is_the_frontends(tiny_model: Path) -> None:
+    """At once."""
+    async with frontend(tiny_model) as served:
+        assert not await values(served)
+        assert "tokenwire_requests_inflight" in (await served.get("/metrics")).text
+
+
+async def test_a_worker_cannot_speak_for_the_frontend(pair: Stack) -> None:
+    """Whatever a worker says, only samples of vLLM's families get through."""
+    text = (
+        "# TYPE tokenwire_workers_ready gauge\ntokenwire_workers_ready 77.0\n"
+        "# TYPE vllm:a gauge\nvllm:a 5.0\ntokenwire_workers_ready 78.0\n"
+    )
+    exposition_of(pair.workers[0], lambda: text)
+    page = await values(pair)
+
+    assert page["vllm:a"] == {"prefill-0:0": 5.0}
+    assert " 77.0" not in (await pair.get("/metrics")).text
+    assert " 78.0" not in (await pair.get("/metrics")).text
