@@ -15,6 +15,7 @@ __all__ = [
     "MAX_STOP_CHARS",
     "MAX_STOP_STRINGS",
     "REQUEST_ID_FORM",
+    "SESSION_ID_FORM",
     "Bound",
     "within",
 ]
@@ -39,6 +40,10 @@ INT_BOUND = 2**63
 
 REQUEST_ID_FORM = r"[A-Za-z0-9._-]{1,128}"
 """A client's request id: it is repeated in a header and written into logs."""
+
+SESSION_ID_FORM = r"[!-~]{1,256}"
+"""A session's id, which is hashed and kept nowhere: what a header may hold, without
+spaces; clients send UUIDs and trace ids."""
 
 N = TypeVar("N", int, float)
 

@@ -60,6 +60,13 @@ class Call:
     client_request_id: str | None = None  # of the body; for the headers
     counts_reasoning: bool = False  # whether the usage says how many ids are reasoning
 
+    def of_session(self, session_id: str) -> None:
+        """Take what a header says, unless the body has said it."""
+        self.jobs = [
+            (job if job.session_id else replace(job, session_id=session_id), fold)
+            for job, fold in self.jobs
+        ]
+
 
 async def chat_call(
     parsed: Parsed[ChatRequest], model: TextModel, pool: Pool, policy: Policy
@@ -243,6 +250,7 @@ def _call(
                 migratable=nvext.migratable is not False,
                 exact=nvext.exactness not in (None, "best_effort"),
                 reasoning=reasoning,
+                session_id=request.session_id,
             )
             fold = _fold(request, model, job, strings, plan, (response_id, len(jobs)))
             jobs.append((job, fold))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
-from .bounds import MAX_CHOICES, MAX_SALT_CHARS, REQUEST_ID_FORM, within
+from .bounds import (
+    MAX_CHOICES,
+    MAX_SALT_CHARS,
+    REQUEST_ID_FORM,
+    SESSION_ID_FORM,
+    within,
+)
 from .errors import ApiError, bad_request
 from .nvext import SELECTOR, Nvext, Selection
 from .pool import Pool
@@ -15,10 +21,12 @@ __all__ = [
     "check_common",
     "check_model",
     "check_request_id",
+    "check_session_id",
     "refuse_chats_own",
 ]
 
 _REQUEST_ID_FORM = re.compile(REQUEST_ID_FORM)
+_SESSION_ID_FORM = re.compile(SESSION_ID_FORM)
 
 
 def check_model(name: str | None, pool: Pool) -> None:
@@ -43,6 +51,17 @@ def check_request_id(value: str, param: str) -> None:
         raise bad_request(msg, param)
 
 
+def check_session_id(value: str, param: str) -> None:
+    """Refuse a session's id of another form than a header can have.
+
+    Raises:
+        ApiError: 400 with *param*.
+    """
+    if _SESSION_ID_FORM.fullmatch(value) is None:
+        msg = f"{param} must match {_SESSION_ID_FORM.pattern}"
+        raise bad_request(msg, param)
+
+
 def check_common(
     request: CommonRequest, selection: Selection, pool: Pool, *, num_prompts: int
 ) -> None:
@@ -50,6 +69,8 @@ def check_common(
     check_model(request.model, pool)
     if request.request_id is not None:
         check_request_id(request.request_id, "request_id")
+    if request.session_id is not None:
+        check_session_id(request.session_id, "session_id")
     n = within("n", 1 if request.n is None else request.n)
     if selection.completion_token_ids:
         only = f"nvext.extra_fields={[SELECTOR]} needs exactly one choice"

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bounds import MAX_SALT_CHARS, MAX_STOP_CHARS, MAX_STOP_STRINGS, REQUEST_ID_FORM
+from .bounds import (
+    MAX_SALT_CHARS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    REQUEST_ID_FORM,
+    SESSION_ID_FORM,
+)
 
 __all__ = ["ALIAS", "DESCRIPTIONS", "FORMS", "describe"]
 
@@ -144,7 +150,10 @@ DESCRIPTIONS = {
         "generation_token_ids."
     ),
     "return_tokens_as_token_ids": "Write tokens in logprobs as token_id:N.",
-    "session_id": "A label; has no effect.",
+    "session_id": (
+        "Requests of one session go to the workers that have served it, while these are "
+        "not notably busier than others. Wins over the header X-Session-ID."
+    ),
     "skip_special_tokens": "Leave special tokens out of the text; default: true.",
     "stop_token_ids": "Tokens that end the output, beside the model's own.",
     "structured_outputs": (
@@ -272,6 +281,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {
             "required": ["type", "json_schema"],
         },
     ],
+    "session_id": [{"type": "string", "pattern": f"^{SESSION_ID_FORM}$"}],
     "stop": [
         _STOP_TEXT,
         {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOP_STRINGS},

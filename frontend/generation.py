@@ -106,7 +106,8 @@ class Generation:
         while True:
             self.attempt += 1
             packed = self._packed()
-            route = self._pool.route(packed, self._chain, self._excluded)
+            session_id = self._job.session_id
+            route = self._pool.route(packed, self._chain, self._excluded, session_id)
             self._record.prefill_end = None
             leg: legs.Leg
             prefill = route.prefill
@@ -186,7 +187,7 @@ class Generation:
                 f"prefill worker {leg.link.worker_id} answered without KV to hand over",
             )
             return
-        link = self._pool.decode_for(leg.link, self._excluded)
+        link = self._pool.decode_for(leg.link, self._excluded, self._job.session_id)
         if link is None:
             self._release(leg, end)
             self._record.prefill_end = None

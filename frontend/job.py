@@ -33,6 +33,7 @@ class Job:
     migratable: bool = True  # may go on at another worker
     exact: bool = False  # only if nothing drifts by that
     reasoning: Reasoning = Reasoning()
+    session_id: str | None = None  # whose workers are preferred, see ``affinity``
 
     @property
     def repeatable(self) -> bool:

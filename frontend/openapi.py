@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from .answers import ErrorAnswer
-from .bounds import BOUNDS, REQUEST_ID_FORM, Bound
+from .bounds import BOUNDS, REQUEST_ID_FORM, SESSION_ID_FORM, Bound
 from .fields import ALIAS, FORMS, describe
 from .generate import PARAMS, GenerateParams, GenerateRequest
 from .nvext import SELECTORS, Nvext
@@ -100,6 +100,16 @@ def _operation(route: Route) -> Json:
                 "schema": {"type": "string", "pattern": f"^{REQUEST_ID_FORM}$"},
             }
         )
+        if route.chunk is not None:
+            operation["parameters"].append(
+                {
+                    "name": "X-Session-ID",
+                    "in": "header",
+                    "required": False,
+                    "description": "Requests of one session prefer the same workers.",
+                    "schema": {"type": "string", "pattern": f"^{SESSION_ID_FORM}$"},
+                }
+            )
         operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": _any(route.requests)}},

@@ -17,13 +17,13 @@ from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import Card, JsonObject, OrphanedKV, ReleaseKV, Role
 from tokenwire.protocol.tokens import TOKEN_BYTES
 
+from .affinity import choose, choose_prefill
 from .dealer import open_context
 from .disaggregation import PrefillPlace, RemotePrefill
 from .errors import ApiError, unavailable
 from .keyring import LOOPBACK_ONLY, Keyring
 from .link import TICK_S, Link, LinkState
 from .prefixes import Chain
-from .routing import choose, choose_prefill
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 
 __all__ = ["WORKER_WAIT_S", "Instance", "Pool", "Route"]
@@ -175,18 +175,26 @@ class Pool:
         ]
         return min(lengths, default=None)
 
-    def route(self, packed: bytes, chain: Chain, exclude: frozenset[Link]) -> Route:
+    def route(
+        self,
+        packed: bytes,
+        chain: Chain,
+        exclude: frozenset[Link],
+        session_id: str | None = None,
+    ) -> Route:
         """Return where to send a request.
 
         Args:
             packed: The prompt's ids, (num_tokens,) packed.
             chain: The same as prefixes; extended here if they are needed.
             exclude: Who must not get it.
+            session_id: Whose earlier requests' workers are preferred.
 
         Raises:
             ApiError: 503: no worker can take it.
         """
-        decode = choose(self._outputs(exclude))
+        decode = choose(self._outputs(exclude), session_id)
+        num_tokens = len(packed) // TOKEN_BYTES
         if decode is None:
             raise self.no_worker()
         if decode.card is not None and decode.card.role is Role.AGGREGATED:
@@ -196,18 +204,23 @@ class Pool:
                 link
                 for link in self.usable(Role.PREFILL)
                 if link not in exclude and _fit(link, decode)
-            ]
+            ],
+            session_id,
+            num_tokens,
+            self._remote_prefill.max_queued_tokens,
         )
         chain.extend(packed)
         place = self._remote_prefill.place(
-            num_tokens=len(packed) // TOKEN_BYTES,
+            num_tokens=num_tokens,
             num_cached_tokens=decode.prefixes.num_cached_tokens(chain),
             num_queued_tokens=None if prefill is None else prefill.num_queued_tokens,
         )
         is_remote = place is PrefillPlace.REMOTE
         return Route(decode, prefill if is_remote else None, place)
 
-    def decode_for(self, prefill: Link, exclude: frozenset[Link]) -> Link | None:
+    def decode_for(
+        self, prefill: Link, exclude: frozenset[Link], session_id: str | None = None
+    ) -> Link | None:
         """Return who goes on with what *prefill* has computed; None: nobody can.
 
         Asked when the prefill leg has ended: what was the least busy worker when it
@@ -215,7 +228,8 @@ class Pool:
         """
         decoders = self.usable(Role.DECODE)
         return choose(
-            [one for one in decoders if one not in exclude and _fit(prefill, one)]
+            [one for one in decoders if one not in exclude and _fit(prefill, one)],
+            session_id,
         )
 
     def _outputs(self, exclude: frozenset[Link]) -> list[Link]:

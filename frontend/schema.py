@@ -74,7 +74,7 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     echo: bool | None = None
     request_id: str | None = None
-    session_id: str | None = None  # a hint for routing, which needs none yet
+    session_id: str | None = None  # a hint for routing
     nvext: Nvext | None = None
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from tokenwire.protocol.messages import Role
 
 from .calls import Call, chat_call, completion_call
-from .checks import check_request_id
+from .checks import check_request_id, check_session_id
 from .config import Config
 from .engine_metrics import EngineMetrics
 from .errors import ApiError, bad_request, internal_error
@@ -42,6 +42,7 @@ __all__ = ["Server"]
 _log = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
+SESSION_ID = "X-Session-ID"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Check = Callable[[int | None, int | None], None]  # of priority and n
@@ -145,10 +146,15 @@ class Server:
         intake = self.intake
         with intake.serving(request) as visit:
             tenant = tenant_of(request)
+            session_id = request.headers.get(SESSION_ID)
+            if session_id is not None:
+                check_session_id(session_id, SESSION_ID)
             body = await intake.body(request, visit)
             call = await prepare(body, partial(intake.check, tenant))
             del body
             intake.parsed(visit)
+            if session_id is not None:
+                call.of_session(session_id)
             ticket = ticket_of(tenant, call)
 
             def on_end(end: End) -> None:

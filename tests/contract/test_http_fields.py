@@ -408,7 +408,6 @@ async def test_labels_change_nothing(served: Stack) -> None:
         metadata={"a": "b"},
         safety_identifier="s",
         prompt_cache_key="k",
-        session_id="i",
     )
 
     assert labelled.json["choices"] == plain.json["choices"]

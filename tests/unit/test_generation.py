@@ -93,8 +93,15 @@ class FakePool:
     )
     released: list[JsonObject] = field(default_factory=list[JsonObject])
 
-    def route(self, packed: bytes, chain: Chain, exclude: frozenset[Any]) -> Route:
+    def route(
+        self,
+        packed: bytes,
+        chain: Chain,
+        exclude: frozenset[Any],
+        session_id: str | None,
+    ) -> Route:
         """Return the route, without what is excluded."""
+        del session_id
         chain.extend(packed)
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         if not left:
@@ -102,9 +109,11 @@ class FakePool:
         prefill = None if self.prefill in exclude else self.prefill
         return Route(cast("Link", left[0]), cast("Link | None", prefill))
 
-    def decode_for(self, prefill: Any, exclude: frozenset[Any]) -> Any:
+    def decode_for(
+        self, prefill: Any, exclude: frozenset[Any], session_id: str | None
+    ) -> Any:
         """Return who goes on after the prefill worker."""
-        del prefill
+        del prefill, session_id
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         return left[0] if left else None
 
