@@ -23,13 +23,13 @@ from faults_case import Result, run_case
 from faults_parts import digest
 from faults_plan import KINDS, plan
 from faults_processes import SCENARIOS, run_scenario
+from table import write as write_table
 
 from support.tiny_model import write_tiny_model
 
 __all__ = ["Table", "main", "rerun", "run_cases"]
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "faults.md"
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 CASES = 300
 
 TITLES = {
@@ -144,12 +144,9 @@ def run_cases(
 
 def write_document(table: Table, command: str, seconds: float) -> None:
     """Put the table between the markers of docs/faults.md."""
-    text = DOCUMENT.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
     plans, outcomes = table.digests
     told = f"`{command}`, {seconds:.0f} s; plans `{plans}`, outcomes `{outcomes}`."
-    DOCUMENT.write_text(f"{head}{BEGIN}\n{told}\n\n{table.markdown()}\n{END}{tail}")
+    write_table(DOCUMENT, "table", f"{told}\n\n{table.markdown()}")
 
 
 def _parser() -> argparse.ArgumentParser:

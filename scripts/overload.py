@@ -24,6 +24,7 @@ from pathlib import Path
 
 from bench_processes import MODEL_NAME, free_port, is_ready, running, wait_for
 from overload_load import OUTPUT_TOKENS, Outcome, Tenant, load, percentile
+from table import write as write_table
 
 NUM_WORKERS = 2
 SLOTS = 8
@@ -38,7 +39,6 @@ KEPT = 0.9
 """Of the peak goodput at five times the capacity, and of the quiet tenant's requests in
 time beside the flood."""
 SEED = 4
-BEGIN, END = "<!-- overload: begin -->", "<!-- overload: end -->"
 
 CAPACITY = NUM_WORKERS * SLOTS / (STEP_S * (sum(OUTPUT_TOKENS) / 2))
 """Requests per second: each holds a slot for a step per token."""
@@ -176,8 +176,7 @@ def page(run: Run) -> str:
         for arm, outcome in run.tenants.items()
         for key in ("flood", "quiet")
     ]
-    return f"""{BEGIN}
-
+    return f"""
 Written by `make overload` on {date}: {NUM_WORKERS} simulated workers of {SLOTS} slots with steps of
 {1e3 * STEP_S:g} ms, outputs of {low} to {high} tokens: a capacity of {CAPACITY:.1f} requests/s. Good is a request
 whose first token came within {SLO_S:g} s and that ended. `--max-queue-wait-s {MAX_WAIT_S:g}`; seed {SEED};
@@ -193,7 +192,7 @@ Two tenants: one sends {FLOOD:g}x the capacity, the other {QUIET:g}x its half of
 {HEADER}
 {chr(10).join(tenants)}
 
-{END}"""
+"""
 
 
 def main() -> int:
@@ -208,10 +207,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tokenwire-overload-") as folder:
         run = Run(given.model, Path(folder), given.seconds)
         asyncio.run(run.all())
-    text = given.output.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    given.output.write_text(before + page(run) + after)
+    write_table(given.output, "overload", page(run))
     print(f"overload: at 5x the goodput is {run.kept:.0%} of its peak")
     print(
         f"overload: beside the flood {run.quiet:.0%} of the quiet tenant's are in time"
