@@ -40,7 +40,7 @@ from .schema import (
 from .shapes import ChatShape, CompletionShape
 from .stop import StopStrings
 from .tokenizer import TextModel
-from .turns import given_by_messages, given_by_request
+from .turns import given_by_fields
 
 __all__ = ["Call", "chat_call", "completion_call", "numbered"]
 
@@ -181,17 +181,13 @@ async def _chat_prompt(
             raise bad_request(msg, field)
         token_ids = await model.checked_ids(nvext.token_data, "nvext.token_data")
         return Prompt(token_ids, echo)
-    if required is None:
-        given = given_by_messages(request.messages)
-    else:
-        given = given_by_request(request.messages, required, field)
     prompt = await chat_prompt(
         request,
         model,
         policy,
         tools=tools_shown(request, policy),
         template_kwargs=template_kwargs(request),
-        given=given,
+        given=given_by_fields(request.messages, required, field),
     )
     return replace(prompt, echo=echo)
 

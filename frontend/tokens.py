@@ -29,7 +29,7 @@ from .schema import (
 )
 from .tokenizer import TextModel
 from .tools import Tool, template_tools
-from .turns import given_by_messages
+from .turns import given_by_fields
 
 __all__ = [
     "Detokenize",
@@ -64,6 +64,7 @@ class TokenizeChat(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     tools: list[Tool] | None = None
+    required_prefix_token_ids: list[int] | None = None  # (num_kept,), see ``turns``
 
 
 class Detokenize(msgspec.Struct, kw_only=True):
@@ -91,7 +92,11 @@ async def tokenize(body: bytes, model: TextModel, pool: Pool, policy: Policy) ->
             model,
             policy,
             tools=template_tools(request.tools or ()),
-            given=given_by_messages(request.messages),
+            given=given_by_fields(
+                request.messages,
+                request.required_prefix_token_ids,
+                "required_prefix_token_ids",
+            ),
         )
         token_ids = prompt.token_ids
     else:

@@ -29,6 +29,7 @@ __all__ = [
     "Given",
     "Prefix",
     "closing",
+    "given_by_fields",
     "given_by_messages",
     "given_by_request",
     "spliced",
@@ -105,6 +106,19 @@ def given_by_request(
         msg = f"{field} and the ids on {of_message.field} differ"
         raise bad_request(msg, field)
     return Given(token_ids, number, field)
+
+
+def given_by_fields(
+    messages: Sequence[dict[str, Any]], token_ids: list[Any] | None, field: str
+) -> Given | None:
+    """Return what *field* gives, or else the messages.
+
+    Raises:
+        ApiError: 400, as above.
+    """
+    if token_ids is None:
+        return given_by_messages(messages)
+    return given_by_request(messages, token_ids, field)
 
 
 def closing(
