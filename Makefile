@@ -19,6 +19,9 @@ FRONTENDS ?=
 MODEL ?=
 TOOL_CALL_PARSER ?=
 REASONING_PARSER ?=
+# Where hidden states are saved, and of which layers: CAPTURE=DIR LAYERS=2,15,28,30.
+CAPTURE ?=
+LAYERS ?=
 SERVED_MODEL_NAME ?= $(if $(MODEL),,smollm2)
 # After `--`, untouched: engine arguments for the workers.
 ENGINE_ARGS ?=
@@ -78,6 +81,8 @@ run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS MOD
 		$(if $(FRONTENDS),--frontends '$(FRONTENDS)') \
 		$(if $(TOOL_CALL_PARSER),--tool-call-parser '$(TOOL_CALL_PARSER)') \
 		$(if $(REASONING_PARSER),--reasoning-parser '$(REASONING_PARSER)') \
+		$(if $(CAPTURE),--capture-hidden-states '$(CAPTURE)') \
+		$(if $(LAYERS),--capture-layers '$(LAYERS)') \
 		$(if $(ENGINE_ARGS),-- $(ENGINE_ARGS))
 
 test: setup-clients  ## Run all tests, those on the real engine last.

@@ -28,6 +28,7 @@ _OWN_VARIABLES = frozenset(
         *("ENGINE", "MODEL", "SERVED_MODEL_NAME", "HOST", "PORT", "LOG_DIR"),
         *("PREFILL", "DECODE", "AGGREGATED", "FRONTENDS", "START_TIMEOUT_S"),
         *("ROLE", "WORKER_ID", "LISTEN", "ANNOUNCE", "METRICS_PORT"),
+        *("CAPTURE_HIDDEN_STATES", "CAPTURE_LAYERS"),
         *("WORKER", "WORKERS_FILE", "WORKERS_DNS", "REUSE_PORT"),
         *("CURVE", "CURVE_SECRET_KEY", "CURVE_ALLOWED_KEYS", "CURVE_WORKER_KEYS"),
     )
@@ -107,6 +108,8 @@ class TokenwireCommands:
     engine_arguments: Sequence[str] = ()
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    capture_folder: str | None = None  # where hidden states are saved
+    capture_layers: str | None = None  # as the worker's option has them
     keys: Path | None = None  # folder of the pairs ``frontend`` and ``worker``
 
     def worker(self, spec: WorkerSpec, announce: Path) -> list[str]:
@@ -119,6 +122,10 @@ class TokenwireCommands:
             *("--announce", str(announce), "--metrics-port", "0"),
         ]
         command += self._keys("worker", "--curve-allowed-keys", "frontend")
+        if self.capture_layers and self.capture_folder:
+            # Decode workers keep the layers alone; they make nothing of the folder.
+            command += ["--capture-hidden-states", self.capture_folder]
+            command += ["--capture-layers", self.capture_layers]
         engine_arguments = [*self._engine_parser(), *self.engine_arguments]
         if engine_arguments:
             command += ["--", *engine_arguments]
@@ -186,6 +193,9 @@ def make_plan(
         raise BadPlan(msg)
     if counts["prefill"] and not counts["decode"]:
         msg = "prefill workers hand over to decode workers: --decode must be at least 1"
+        raise BadPlan(msg)
+    if bool(commands.capture_folder) != bool(commands.capture_layers):
+        msg = "--capture-hidden-states and --capture-layers go together"
         raise BadPlan(msg)
     if not commands.num_frontends:
         msg = "nothing would listen: --frontends must be at least 1"

@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             engine_arguments=engine_arguments or ENGINE_ARGUMENTS[settings.engine],
             tool_call_parser=settings.tool_call_parser,
             reasoning_parser=settings.reasoning_parser,
+            capture_folder=settings.capture_hidden_states,
+            capture_layers=settings.capture_layers,
             keys=keys,
         )
         try:
@@ -177,6 +179,12 @@ def _parser() -> SettingsParser:
         metavar="NAME",
         help="vLLM's parser of reasoning, for frontends and engines",
     )
+    add(
+        "--capture-hidden-states",
+        metavar="DIR",
+        help="save hidden states of prompts there, see docs/capture.md",
+    )
+    add("--capture-layers", metavar="L,L,...", help="whose hidden states")
     add(
         "--curve",
         action="store_true",

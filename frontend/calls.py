@@ -247,6 +247,7 @@ def _call(
                 exact=nvext.exactness not in (None, "best_effort"),
                 reasoning=reasoning,
                 session_id=request.session_id,
+                capture=selection.kv_transfer_params,
             )
             fold = _fold(request, model, job, strings, plan, (response_id, len(jobs)))
             jobs.append((job, fold))

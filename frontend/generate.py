@@ -111,6 +111,7 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
                 reasoning=reasoning,
+                capture=True,
             ),
             _fold(params, strings, sampling.min_tokens, model, token_ids),
         )

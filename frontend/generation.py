@@ -46,7 +46,7 @@ from .metrics import Metrics
 from .patience import Patience
 from .pool import Pool, Route
 from .prefixes import Chain
-from .record import Record
+from .record import Record, discard
 
 __all__ = ["Generation"]
 
@@ -106,8 +106,13 @@ class Generation:
         while True:
             self.attempt += 1
             packed = self._packed()
-            session_id = self._job.session_id
-            route = self._pool.route(packed, self._chain, self._excluded, session_id)
+            route = self._pool.route(
+                packed,
+                self._chain,
+                self._excluded,
+                self._job.session_id,
+                captures=self._wants_capture,
+            )
             self._record.prefill_end = None
             leg: legs.Leg
             prefill = route.prefill
@@ -137,6 +142,7 @@ class Generation:
         self._patience.end()
         self._handover.end()
         self._metrics.cancelled()
+        self._record.discard()
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
 
@@ -161,6 +167,7 @@ class Generation:
         self._leg = None
         if sink is None or self._stopped:
             self._release(leg, end)
+            discard(leg.link, end)
             self._sink = None
             if sink is not None:
                 sink.ended(self._record.good_end(None))
@@ -170,7 +177,7 @@ class Generation:
             text = end.error or f"worker {leg.link.worker_id} aborted the request"
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, text)
             return
-        self._record.prefilled(end, is_prompt_alone=not self._output)
+        self._record.prefilled(leg.link, end, is_prompt_alone=not self._output)
         token_ids = unpack_ids(first.token_ids) if first is not None else []
         if token_ids and self._job.repeatable and end.reason is FinishReason.STOP:
             self._release(leg, end)
@@ -233,7 +240,7 @@ class Generation:
             self._remember(leg.link)
             sink.ended(self._record.good_end(end))
         elif sink is None and end.reason is not FinishReason.ERROR:
-            return
+            discard(leg.link, end)
         elif end.reason is FinishReason.ABORT:
             text = f"worker {leg.link.worker_id} aborted the request"
             self.leg_failed(leg, ErrorKind.ENGINE, text)
@@ -316,6 +323,7 @@ class Generation:
         sink, self._sink = self._sink, None
         if sink is None:
             return
+        self._record.discard()
         if kind is not ErrorKind.INVALID:
             _log.error("request %s failed: %s", self.request_id, text)
         end = self._record.end(FinishReason.ERROR)
@@ -373,6 +381,9 @@ class Generation:
             and not self.num_tokens,
             reasoning_ended=job.reasoning.ended,
             reasoning_parser_kwargs=job.reasoning.parser_kwargs,
+            capture_tokens=len(job.prompt_token_ids)
+            if self._wants_capture and kind is not Leg.DECODE and leg.link.captures
+            else 0,
         )
         try:
             leg.link.submit(message, leg)
@@ -390,6 +401,11 @@ class Generation:
     def _packed(self) -> bytes:
         """Return the whole sequence so far, packed."""
         return pack_ids(self._job.prompt_token_ids) + self._output
+
+    @property
+    def _wants_capture(self) -> bool:
+        """Whether the prompt's hidden states are still to be saved."""
+        return self._job.capture and self._record.saved is None
 
     def _release(self, leg: legs.Leg, end: Finished) -> None:
         if end.handover is not None:

@@ -34,6 +34,7 @@ class Job:
     exact: bool = False  # only if nothing drifts by that
     reasoning: Reasoning = Reasoning()
     session_id: str | None = None  # whose workers are preferred, see ``affinity``
+    capture: bool = False  # the client can see where hidden states are saved
 
     @property
     def repeatable(self) -> bool:

@@ -20,12 +20,14 @@ from tokenwire.protocol.limits import (
     MAX_ERROR_CHARS,
 )
 from tokenwire.protocol.messages import (
+    CAPTURE,
     METRICS,
     ORPHANED_KV,
     Batch,
     Bye,
     Cancel,
     Card,
+    Discard,
     EngineDead,
     FromFrontend,
     FromWorker,
@@ -145,6 +147,11 @@ class Link:
         return self.card.weight_version if self.card is not None else None
 
     @property
+    def captures(self) -> bool:
+        """Whether the worker saves hidden states."""
+        return self.card is not None and CAPTURE in self.card.capabilities
+
+    @property
     def num_open(self) -> int:
         """Requests of this frontend that have not ended."""
         return len(self._open)
@@ -221,6 +228,11 @@ class Link:
             return False
         self._take_metrics = take
         return METRICS in self.card.capabilities and self._send(ScrapeMetrics())
+
+    def discard(self, hidden_states_path: str) -> None:
+        """Have a file deleted that no client will hear of."""
+        if self.captures and self.state is LinkState.READY:
+            self._send(Discard(hidden_states_path))
 
     def reads(self, handover: JsonObject) -> bool:
         """Return whether a request here still has to read this KV."""

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from tokenwire.protocol.errors import Incompatible
-from tokenwire.protocol.handshake import check_card, check_pair
+from tokenwire.protocol.handshake import check_card, check_layers, check_pair
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import Card, JsonObject, OrphanedKV, ReleaseKV, Role
 from tokenwire.protocol.tokens import TOKEN_BYTES
@@ -181,6 +181,8 @@ class Pool:
         chain: Chain,
         exclude: frozenset[Link],
         session_id: str | None = None,
+        *,
+        captures: bool = False,
     ) -> Route:
         """Return where to send a request.
 
@@ -189,12 +191,21 @@ class Pool:
             chain: The same as prefixes; extended here if they are needed.
             exclude: Who must not get it.
             session_id: Whose earlier requests' workers are preferred.
+            captures: The prompt is to be computed where its hidden states are saved,
+                if that is anywhere.
 
         Raises:
             ApiError: 503: no worker can take it.
         """
-        decode = choose(self._outputs(exclude), session_id)
         num_tokens = len(packed) // TOKEN_BYTES
+        if captures:
+            route = self._capturing(exclude, session_id, num_tokens)
+            if route is not None:
+                return route
+            if exclude and self._capturing(frozenset(), session_id, num_tokens):
+                # Who saves them has failed: an answer without them would hide that.
+                raise self.no_worker()
+        decode = choose(self._outputs(exclude), session_id)
         if decode is None:
             raise self.no_worker()
         if decode.card is not None and decode.card.role is Role.AGGREGATED:
@@ -217,6 +228,31 @@ class Pool:
         )
         is_remote = place is PrefillPlace.REMOTE
         return Route(decode, prefill if is_remote else None, place)
+
+    def _capturing(
+        self, exclude: frozenset[Link], session_id: str | None, num_tokens: int
+    ) -> Route | None:
+        """Return a route by which the prompt's hidden states are saved, if any."""
+        outputs = [link for link in self._outputs(exclude) if link.captures]
+        if (decode := choose(outputs, session_id)) is not None:
+            return Route(decode, place=PrefillPlace.AGGREGATED)
+        decoders = [one for one in self.usable(Role.DECODE) if one not in exclude]
+        prefill = choose_prefill(
+            [
+                link
+                for link in self.usable(Role.PREFILL)
+                if link not in exclude
+                and link.captures
+                and any(_fit(link, one) for one in decoders)
+            ],
+            session_id,
+            num_tokens,
+            self._remote_prefill.max_queued_tokens,
+        )
+        if prefill is None:
+            return None
+        decode = choose([one for one in decoders if _fit(prefill, one)], session_id)
+        return None if decode is None else Route(decode, prefill)
 
     def decode_for(
         self, prefill: Link, exclude: frozenset[Link], session_id: str | None = None
@@ -329,6 +365,9 @@ class Pool:
                 continue
             if known.worker_id == card.worker_id:
                 raise Incompatible(_taken(card, known, other.endpoint))
+            for prefill, decode in ((card, known), (known, card)):
+                if prefill.role is Role.PREFILL and decode.role is Role.DECODE:
+                    check_layers(prefill, decode)
 
     def no_worker(self) -> ApiError:
         """Return a 503 that says what is wrong with each worker."""

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
-from tokenwire.protocol.messages import Finished, FinishReason
+from tokenwire.protocol.messages import Finished, FinishReason, JsonObject
 from tokenwire.protocol.tokens import unpack_ids
 
 from .continuation import prompt_rows
 from .job import End, Job
+from .link import Link
 from .pool import Route
 
-__all__ = ["Record"]
+__all__ = ["Record", "discard"]
+
+
+@dataclass(slots=True, frozen=True)
+class Saved:
+    """What a worker has saved of a request, for its client."""
+
+    link: Link
+    kv_transfer_params: JsonObject
+
+    def discard(self) -> None:
+        """Have it deleted: the client will not hear of it."""
+        path = self.kv_transfer_params.get("hidden_states_path")
+        if isinstance(path, str):
+            self.link.discard(path)
+
+
+def discard(link: Link, end: Finished) -> None:
+    """Have deleted what was saved for a client that has left."""
+    if end.kv_transfer_params is not None:
+        Saved(link, end.kv_transfer_params).discard()
 
 
 class Record:
@@ -31,6 +53,7 @@ class Record:
         "moved",
         "prefill_end",
         "route",
+        "saved",
     )
 
     def __init__(self, job: Job) -> None:
@@ -42,14 +65,22 @@ class Record:
         self._first_token_at: float | None = None
         self.route: Route | None = None  # of the newest legs
         self.prefill_end: Finished | None = None  # whose KV the decode leg reads
+        self.saved: Saved | None = None  # when the prompt was computed
         self.moved = False  # the output has gone on at another worker
 
-    def prefilled(self, end: Finished, *, is_prompt_alone: bool) -> None:
+    def prefilled(self, link: Link, end: Finished, *, is_prompt_alone: bool) -> None:
         """Take note that a prefill leg has ended well."""
         self.prefill_end = end
+        if end.kv_transfer_params is not None:
+            self.saved = Saved(link, end.kv_transfer_params)
         self._handover_at = time.monotonic()
         if is_prompt_alone:
             self._origin = end
+
+    def discard(self) -> None:
+        """Have deleted what was saved, if anything: the client will not hear of it."""
+        if self.saved is not None:
+            self.saved.discard()
 
     def first_token(self, num_cached_tokens: int, *, handed_over: bool) -> float | None:
         """Take note of a leg's first token; return what its hand-over took, in s.
@@ -85,8 +116,8 @@ class Record:
                 end.prompt_token_ids = unpack_ids(source.prompt_token_ids)
         if end.prompt_token_ids is None and self._job.echo_prompt:
             end.prompt_token_ids = self._job.prompt_token_ids  # no worker said it
-        if self.prefill_end is not None and end.kv_transfer_params is None:
-            end.kv_transfer_params = self.prefill_end.kv_transfer_params
+        if self.saved is not None and end.kv_transfer_params is None:
+            end.kv_transfer_params = self.saved.kv_transfer_params
         return end
 
     def end(self, reason: FinishReason) -> End:

@@ -85,6 +85,7 @@ def decode_from_frontend(data: bytes | memoryview) -> FromFrontend:
     if isinstance(message, Submit):
         _check_id(message.request_id)
         _check_ids(message.token_ids, "$.token_ids")
+        _check_counts(message, ("capture_tokens",), "$")
     elif isinstance(message, Cancel | ReleaseKV | Settled):
         _check_id(message.request_id)
     return message
@@ -191,7 +192,7 @@ _LOAD_COUNTS = (
 
 
 def _check_counts(
-    item: Card | Load | Finished, fields: tuple[str, ...], path: str
+    item: Submit | Card | Load | Finished, fields: tuple[str, ...], path: str
 ) -> None:
     for field in fields:
         if getattr(item, field) < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .errors import Incompatible
 from .messages import PROTOCOL_VERSION, Card, Hello, Role
 
-__all__ = ["check_card", "check_hello", "check_pair"]
+__all__ = ["check_card", "check_hello", "check_layers", "check_pair"]
 
 
 def check_hello(hello: Hello) -> None:
@@ -69,9 +69,30 @@ def check_pair(prefill: Card, decode: Card) -> None:
         if not card.connector:
             msg = f"{pair} cannot exchange KV: {card.worker_id} has no KV connector"
             raise Incompatible(msg)
+    check_layers(prefill, decode)
     if prefill.connector_compatibility != decode.connector_compatibility:
         msg = (
             f"{pair} cannot exchange KV: {prefill.connector_compatibility!r} against "
             f"{decode.connector_compatibility!r}"
         )
         raise Incompatible(msg)
+
+
+def check_layers(prefill: Card, decode: Card) -> None:
+    """Accept the hidden states that two workers keep beside the KV they exchange.
+
+    Raises:
+        Incompatible: They differ, so that their KV has another shape.
+    """
+    if prefill.hidden_state_layers != decode.hidden_state_layers:
+        msg = (
+            f"prefill worker {prefill.worker_id} keeps {_states(prefill)} and decode "
+            f"worker {decode.worker_id} {_states(decode)}: they exchange KV with the same "
+            "--capture-layers alone"
+        )
+        raise Incompatible(msg)
+
+
+def _states(card: Card) -> str:
+    layers = ",".join(map(str, card.hidden_state_layers))
+    return f"hidden states of layers {layers}" if layers else "no hidden states"

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "CAPTURE",
     "METRICS",
     "ORPHANED_KV",
     "PROTOCOL_VERSION",
@@ -28,6 +29,7 @@ __all__ = [
     "Bye",
     "Cancel",
     "Card",
+    "Discard",
     "EngineDead",
     "ErrorKind",
     "FinishReason",
@@ -64,6 +66,9 @@ ORPHANED_KV = "orphaned_kv"
 
 METRICS = "metrics"
 """Capability. In Card: takes ScrapeMetrics."""
+
+CAPTURE = "capture"
+"""Capability, in Card: saves hidden states where Submit asks for them, takes Discard."""
 
 Seq = int | msgspec.UnsetType
 """1, 2, ... on its link and in its direction; an older peer sends none."""
@@ -180,6 +185,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: JsonObject | None = None
     seq: Seq = msgspec.UNSET
+    # Of the prompt, from its start: whose hidden states are saved. 0: none.
+    capture_tokens: int = 0
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
@@ -214,6 +221,16 @@ class Settled(msgspec.Struct, tag="settled", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
+class Discard(msgspec.Struct, tag="discard", frozen=True):
+    """Delete what was saved for a request whose client will not hear of it.
+
+    Only to workers with the capability ``CAPTURE``.
+    """
+
+    hidden_states_path: str  # of its Finished
+    seq: Seq = msgspec.UNSET
+
+
 class ScrapeMetrics(msgspec.Struct, tag="scrape_metrics", frozen=True):
     """Say what the engine measures; answered by MetricsText.
 
@@ -238,7 +255,7 @@ class Bye(msgspec.Struct, tag="bye", frozen=True):
 
 
 FromFrontend = (
-    Hello | Submit | Cancel | ReleaseKV | Settled | Ping | Bye | ScrapeMetrics
+    Hello | Submit | Cancel | ReleaseKV | Settled | Discard | Ping | Bye | ScrapeMetrics
 )
 
 
@@ -267,6 +284,9 @@ class Card(msgspec.Struct, tag="card", frozen=True, omit_defaults=True):
     num_kv_blocks: int = 0
     capabilities: list[str] = []
     weight_version: str = "default"  # vLLM's name for the weights it started with
+    # Whose hidden states the engine keeps beside the KV; equal on both sides of a
+    # hand-over, ascending.
+    hidden_state_layers: list[int] = []
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):

@@ -23,6 +23,7 @@ from .messages import (
     Batch,
     Bye,
     Cancel,
+    Discard,
     EngineDead,
     FromFrontend,
     FromWorker,
@@ -38,7 +39,9 @@ from .messages import (
 
 __all__ = ["Incoming", "Numbered", "Outgoing"]
 
-_FromFrontend = Submit | Cancel | ReleaseKV | Settled | Ping | Bye | ScrapeMetrics
+_FromFrontend = (
+    Submit | Cancel | ReleaseKV | Settled | Discard | Ping | Bye | ScrapeMetrics
+)
 _FromWorker = Batch | Load | OrphanedKV | EngineDead | MetricsText
 Numbered = _FromFrontend | _FromWorker
 """All but Hello, Card and Refused."""

@@ -17,6 +17,7 @@ from tokenwire.protocol.messages import (
     Bye,
     Cancel,
     Card,
+    Discard,
     EngineDead,
     FromFrontend,
     FromWorker,
@@ -41,6 +42,7 @@ _TAGS: dict[type, str] = {
     Hello: "hello", Submit: "submit", Cancel: "cancel", ReleaseKV: "release",
     Ping: "ping", Bye: "bye", Card: "card", Refused: "refused", Batch: "batch",
     Load: "load", EngineDead: "dead", Settled: "settled", OrphanedKV: "orphan",
+    Discard: "discard",
 }  # fmt: skip
 
 

@@ -25,8 +25,15 @@ from pathlib import Path
 import uvloop
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError
-from tokenwire.protocol.messages import METRICS, ORPHANED_KV, PROTOCOL_VERSION, Card
+from tokenwire.protocol.messages import (
+    CAPTURE,
+    METRICS,
+    ORPHANED_KV,
+    PROTOCOL_VERSION,
+    Card,
+)
 from tokenwire.protocol.process import raise_file_limit
+from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import (
     Engine,
     EngineFinished,
@@ -71,9 +78,13 @@ FORCED_EXIT_S = 5.0
 class Worker:
     """One engine behind one link."""
 
-    def __init__(self, config: WorkerConfig, engine: Engine) -> None:
+    def __init__(
+        self, config: WorkerConfig, engine: Engine, captures: Captures | None = None
+    ) -> None:
         self._config = config
         self._engine = engine
+        self._captures = captures
+        self._sweeping: asyncio.Task[None] | None = None
         self._started_at = time.monotonic()
         self._wake = asyncio.Event()  # a signal has come, or the service calls
         self._num_signals = 0
@@ -134,6 +145,9 @@ class Worker:
         )
         if config.metrics_port is not None:
             self._metrics = serve_metrics(config.metrics_host, config.metrics_port)
+        if self._captures is not None:
+            self._captures.check()
+            self._sweeping = asyncio.create_task(self._captures.run())
         sink = _LateSink()
         info = await self._engine.start(sink, self._say)
         service = self._service = Service(
@@ -149,6 +163,7 @@ class Worker:
                 heartbeat_timeout_s=config.heartbeat_timeout_s,
             ),
             exposition=self._exposition,
+            captures=self._captures,
         )
         service.on_change = self._wake.set
         sink.connect(service)
@@ -177,8 +192,13 @@ class Worker:
             connector_compatibility=info.connector_compatibility,
             max_num_seqs=info.max_num_seqs,
             num_kv_blocks=info.num_kv_blocks,
-            capabilities=[ORPHANED_KV, METRICS],
+            capabilities=[
+                ORPHANED_KV,
+                METRICS,
+                *([CAPTURE] if self._captures else []),
+            ],
             weight_version=config.weight_version,
+            hidden_state_layers=list(config.capture.layers) if config.capture else [],
         )
 
     def _announce(self, endpoint: str) -> None:
@@ -238,6 +258,8 @@ class Worker:
         if service is not None:
             service.end_all()
         self._exposition.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         if self._link is not None:
             self._link.close()
         if self._metrics is not None:
@@ -308,7 +330,14 @@ class _LateSink:
         self._dead_reason = reason
 
 
-def make_engine(config: WorkerConfig) -> Engine:
+def make_captures(config: WorkerConfig) -> Captures | None:
+    """Return who keeps the folder of hidden states; None: this worker saves none."""
+    if config.capture is None or not config.capture.folder:
+        return None
+    return Captures(config.capture)
+
+
+def make_engine(config: WorkerConfig, captures: Captures | None = None) -> Engine:
     """Return the engine that *config* asks for; the other one is not imported.
 
     Raises:
@@ -323,6 +352,7 @@ def make_engine(config: WorkerConfig) -> Engine:
             model=config.model,
             role=config.role,
             options=parse_options(config.engine_args),
+            captures=captures,
         )
     try:
         from .vllm.engine import VllmEngine
@@ -337,6 +367,8 @@ def make_engine(config: WorkerConfig) -> Engine:
         served_name=config.served_model_name,
         role=config.role,
         engine_args=list(config.engine_args),
+        layers=() if config.capture is None else config.capture.layers,
+        captures=captures,
     )
     return engine
 
@@ -351,15 +383,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(__name__).warning(INSECURE)
     raise_file_limit()
     try:
-        engine = make_engine(config)
+        captures = make_captures(config)
+        engine = make_engine(config, captures)
     except EngineStartError as error:
         print(f"tokenwire-worker: failed: {error}", file=sys.stderr)
         return 1
-    return uvloop.run(_live(config, engine))
+    return uvloop.run(_live(config, engine, captures))
 
 
-async def _live(config: WorkerConfig, engine: Engine) -> int:
-    worker = Worker(config, engine)
+async def _live(config: WorkerConfig, engine: Engine, captures: Captures | None) -> int:
+    worker = Worker(config, engine, captures)
     with _signals(worker):
         return await worker.run()
 

@@ -22,6 +22,9 @@ from tokenwire.protocol.settings import (
     seconds,
     whole_number,
 )
+from tokenwire.worker.captures import CaptureSettings
+
+from .capture_options import add_capture_options, capture_settings
 
 __all__ = ["WorkerConfig", "parse_config"]
 
@@ -60,6 +63,7 @@ class WorkerConfig:
     heartbeat_timeout_s: float
     shutdown_timeout_s: float
     engine_args: tuple[str, ...]
+    capture: CaptureSettings | None = None  # None: no hidden states
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -109,6 +113,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         heartbeat_timeout_s=settings.heartbeat_timeout_s,
         shutdown_timeout_s=settings.shutdown_timeout_s,
         engine_args=(*extra_args, *engine_args),
+        capture=capture_settings(parser, settings),
     )
 
 
@@ -224,6 +229,7 @@ def _parser() -> SettingsParser:
         help="how long running requests may go on after SIGTERM or Ctrl-C "
         f"(default: {SHUTDOWN_TIMEOUT_S})",
     )
+    add_capture_options(parser)
     add(
         "--engine-args",
         default="",

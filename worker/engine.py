@@ -49,6 +49,7 @@ class EngineRequest:
     cache_salt: str | None = None
     reasoning_ended: bool | None = None  # None: the engine looks at the prompt
     reasoning_parser_kwargs: JsonObject | None = None
+    capture_tokens: int = 0  # of the prompt, whose hidden states are saved
 
 
 @dataclass(slots=True)  # not frozen: one per token, and frozen ones cost 4x to make

@@ -25,6 +25,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenwire.protocol.messages import ErrorKind, Finished
+from tokenwire.worker.captures import Usage
 from tokenwire.worker.engine import EngineLoad
 
 __all__ = ["Metrics", "MetricsServer", "engine_families", "serve_metrics"]
@@ -115,6 +116,7 @@ class Metrics:
         self._released = counter("kv_releases", "Hand-overs released without a read.")
         self._broken = counter("protocol_errors", "Messages that were none.")
         self._batches = counter("batches", "Batch messages sent.")
+        self._captures = _CaptureMetrics(model_name, registry)
         self._queue_s = seconds("request_queue_time_seconds", "Waiting in the engine.")
         self._prefill_s = seconds(
             "request_prefill_time_seconds", "Prefill in the engine."
@@ -126,6 +128,10 @@ class Metrics:
         )
         if as_vllm:
             registry.register(_AsVllm(self._vllm_has))
+
+    def captured(self, usage: Usage) -> None:
+        """Show what is in the folder of hidden states."""
+        self._captures.show(usage)
 
     def engine_load(self, load: EngineLoad, num_open: int, num_frontends: int) -> None:
         """Show how busy the worker is now."""
@@ -219,6 +225,46 @@ class _Only(Collector):
 def engine_families(registry: CollectorRegistry = REGISTRY) -> str:
     """Return vLLM's families in Prometheus' text format; they take milliseconds."""
     return generate_latest(_Only(registry, ENGINE_PREFIX)).decode()
+
+
+class _CaptureMetrics:
+    """Of saved hidden states; the counts are kept where the files are."""
+
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+        self._model_name = model_name
+        self._shown = Usage()
+
+        def gauge(name: str, text: str) -> Gauge:
+            whole = Gauge(PREFIX + name, text, ("model_name",), registry=registry)
+            return whole.labels(model_name)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            names = ("model_name", *labels)
+            return Counter(PREFIX + name, text, names, registry=registry)
+
+        self._files = gauge("capture_files", "Files of hidden states in the folder.")
+        self._bytes = gauge("capture_bytes", "Their size, with their locks.")
+        self._written = counter("capture_writes", "Files written by this worker.")
+        self._failed = counter("capture_failures", "Files that could not be written.")
+        self._discarded = counter(
+            "capture_discards", "Files deleted because their clients had left."
+        )
+        self._swept = counter(
+            "capture_swept", "Files deleted because nobody took them.", "reason"
+        )
+
+    def show(self, usage: Usage) -> None:
+        """Take the newest counts."""
+        shown, self._shown = self._shown, usage
+        name = self._model_name
+        self._files.set(usage.num_files)
+        self._bytes.set(usage.num_bytes)
+        self._written.labels(name).inc(usage.num_written - shown.num_written)
+        self._failed.labels(name).inc(usage.num_failed - shown.num_failed)
+        self._discarded.labels(name).inc(usage.num_discarded - shown.num_discarded)
+        for reason, number in usage.num_swept.items():
+            new = number - shown.num_swept.get(reason, 0)
+            self._swept.labels(name, reason).inc(new)
 
 
 @dataclass(slots=True, frozen=True)

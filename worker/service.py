@@ -21,6 +21,7 @@ from tokenwire.protocol.messages import (
     Bye,
     Cancel,
     Card,
+    Discard,
     EngineDead,
     ErrorKind,
     Finished,
@@ -39,6 +40,7 @@ from tokenwire.protocol.messages import (
     Tokens,
 )
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
+from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, EngineTokens
 
 from .admission import Admission, Bounds, Refusal
@@ -74,6 +76,7 @@ class Service:
         metrics: Metrics,
         bounds: Bounds,
         exposition: Exposition | None = None,
+        captures: Captures | None = None,
     ) -> None:
         self._card = card
         self._engine = engine
@@ -81,6 +84,7 @@ class Service:
         self._metrics = metrics
         self._bounds = bounds
         self._exposition = exposition  # with the capability METRICS
+        self._captures = captures
         self._admission = Admission(card, bounds)
         self._frontends: dict[bytes, Frontend] = {}
         self._requests: dict[str, Request] = {}  # by the engine's id
@@ -130,6 +134,8 @@ class Service:
                 self._orphans.settled(frontend, message.request_id)
             case ScrapeMetrics():
                 self._tell_metrics(frontend)
+            case Discard():
+                self._discard(message.hidden_states_path)
             case Ping():
                 pass  # it has been heard
             case Bye():
@@ -207,6 +213,7 @@ class Service:
                 cache_salt=submit.cache_salt,
                 reasoning_ended=submit.reasoning_ended,
                 reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
+                capture_tokens=submit.capture_tokens,
             )
         )
 
@@ -285,10 +292,17 @@ class Service:
             request = requests.get(end.request_id)
             if request is not None:
                 self._answer(request, request.end(end))
-            elif end.handover is not None:
+                continue
+            self._discard((end.kv_transfer_params or {}).get("hidden_states_path"))
+            if end.handover is not None:
                 self._metrics.orphaned(1)
                 now = self._timers.time()
                 self._orphans.undelivered(end.request_id, end.handover, now)
+
+    def _discard(self, path: object) -> None:
+        """Have a file deleted that no client will hear of."""
+        if self._captures is not None:
+            self._captures.discard(path)
 
     def died(self, reason: str) -> None:
         """End what is still open, tell every frontend, and note the reason."""
@@ -358,6 +372,8 @@ class Service:
         self._metrics.engine_load(
             self._engine.load(), self.num_requests, len(self._frontends)
         )
+        if self._captures is not None:
+            self._metrics.captured(self._captures.usage)
 
     def _load(self) -> Load:
         load = self._engine.load()

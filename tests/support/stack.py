@@ -29,12 +29,14 @@ from tokenwire.frontend.server import Server
 from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.protocol.keys import KeyFiles
 from tokenwire.protocol.messages import (
+    CAPTURE,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
     Card,
     Role,
 )
+from tokenwire.worker.captures import Captures, CaptureSettings
 from tokenwire.worker.exposition import Exposition
 from tokenwire.worker.gate import Gate
 from tokenwire.worker.link import Link
@@ -132,9 +134,18 @@ class SimWorker:
         bounds: Bounds = BOUNDS,
         keys: KeyFiles | None = None,
         listen: str = "tcp://127.0.0.1:0",
+        capture: CaptureSettings | None = None,
     ) -> None:
+        self._layers = [] if capture is None else list(capture.layers)
+        saves = capture is not None and role is not Role.DECODE
+        self.captures = Captures(capture) if capture is not None and saves else None
+        self._sweeping: asyncio.Task[None] | None = None
         self.engine = SimEngine(
-            model=str(model), role=role, options=parse_options(options), timers=timers
+            model=str(model),
+            role=role,
+            options=parse_options(options),
+            timers=timers,
+            captures=self.captures,
         )
         gate = None if keys is None else Gate(keys)
         self.link = Link(listen, gate=gate)
@@ -160,6 +171,9 @@ class SimWorker:
             def died(self, reason: str) -> None:
                 worker.service.died(reason)
 
+        if self.captures is not None:
+            self.captures.check()
+            self._sweeping = asyncio.create_task(self.captures.run())
         info = await engine.start(Sink(), lambda _: None)
         card: dict[str, Any] = {
             "protocol_version": PROTOCOL_VERSION,
@@ -175,7 +189,12 @@ class SimWorker:
             "tokenizer_sha256": self._sha256,
             "max_num_seqs": info.max_num_seqs,
             "connector": info.connector,
-            "capabilities": [ORPHANED_KV, METRICS],
+            "capabilities": [
+                ORPHANED_KV,
+                METRICS,
+                *([CAPTURE] if self.captures else []),
+            ],
+            "hidden_state_layers": self._layers,
             "connector_compatibility": info.connector_compatibility,
         }
         registry = CollectorRegistry()
@@ -187,6 +206,7 @@ class SimWorker:
             metrics=WorkerMetrics(MODEL_NAME, registry, as_vllm=True),
             bounds=self._bounds,
             exposition=Exposition(partial(engine_families, registry)),
+            captures=self.captures,
         )
         self.link.start(self.service)
         self._tick = asyncio.create_task(self._run())
@@ -219,8 +239,9 @@ class SimWorker:
 
     async def stop(self) -> None:
         """Leave nothing behind; harmless after ``die``."""
-        if self._tick is not None:
-            self._tick.cancel()
+        for task in (self._tick, self._sweeping):
+            if task is not None:
+                task.cancel()
         await self.engine.stop()
         await asyncio.sleep(0)  # the ends of what ran go out
         self.link.close()
@@ -336,13 +357,14 @@ async def stack(
     arguments: Sequence[str] = (),
     executor: Executor | None = None,
     parsers: Parsers | None = None,
+    capture: CaptureSettings | None = None,
 ) -> AsyncGenerator[Stack]:
     """Run workers of *roles* and a frontend; stop them in the end.
 
     Long work of the frontend goes to *executor*.
     """
     workers = [
-        SimWorker(model, role, f"{role.value}-{n}", options)
+        SimWorker(model, role, f"{role.value}-{n}", options, capture=capture)
         for n, role in enumerate(roles)
     ]
     try:

@@ -50,6 +50,8 @@ class FakeLink:
     submits: list[Submit] = field(default_factory=list[Submit])
     replies: list[Reply] = field(default_factory=list[Reply])
     cancelled: list[str] = field(default_factory=list[str])
+    captures: bool = False
+    discarded: list[str] = field(default_factory=list[str])
     watchers: dict[Callable[[str], None], None] = field(
         default_factory=dict["Callable[[str], None]", None]
     )
@@ -61,6 +63,10 @@ class FakeLink:
     def unwatch(self, lost: Callable[[str], None]) -> None:
         """Drop who is told of the loss."""
         self.watchers.pop(lost, None)
+
+    def discard(self, hidden_states_path: str) -> None:
+        """Keep what is to be deleted."""
+        self.discarded.append(hidden_states_path)
 
     def be_lost(self) -> None:
         """Tell who watches."""
@@ -92,6 +98,7 @@ class FakePool:
         default_factory=list["Callable[[], None]"]
     )
     released: list[JsonObject] = field(default_factory=list[JsonObject])
+    asked_to_capture: list[bool] = field(default_factory=list[bool])
 
     def route(
         self,
@@ -99,9 +106,12 @@ class FakePool:
         chain: Chain,
         exclude: frozenset[Any],
         session_id: str | None,
+        *,
+        captures: bool = False,
     ) -> Route:
         """Return the route, without what is excluded."""
         del session_id
+        self.asked_to_capture.append(captures)
         chain.extend(packed)
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         if not left:
@@ -194,7 +204,9 @@ def begin(*, disaggregated: bool, others: int = 0, **fields: Any) -> Run:
     pool.others = [FakeLink(f"other-{n}") for n in range(others)]
     sink = RecordingSink()
     job_fields = {
-        name: fields.pop(name) for name in ("migratable", "exact") if name in fields
+        name: fields.pop(name)
+        for name in ("migratable", "exact", "capture")
+        if name in fields
     }
     sampling = msgspec.structs.replace(
         Sampling(max_tokens=9, temperature=0.0), **fields
@@ -662,3 +674,125 @@ def test_before_the_first_token_all_may_begin_again(
     run.decode.replies[0].lost("gone")
 
     assert len(run.pool.others[0].submits) == 1
+
+
+# --- hidden states --------------------------------------------------------------------
+
+SAVED: JsonObject = {"hidden_states_path": "/d/capture-1.safetensors"}
+
+
+def capturing(*, disaggregated: bool, others: int = 0, capture: bool = True) -> Run:
+    """Return a generation on workers that save hidden states."""
+    run = begin(disaggregated=disaggregated, others=others, capture=capture)
+    run.generation.cancel()  # begun before the links could say so
+    for link in (run.prefill if disaggregated else run.decode, *run.pool.others):
+        link.captures = True
+        link.submits.clear()
+        link.replies.clear()
+    run.sink = RecordingSink()
+    job = Job(PROMPT, Sampling(9, temperature=0.0), echo_prompt=True, capture=capture)
+    run.generation = Generation(job, run.sink, cast("Pool", run.pool), Metrics())
+    run.generation.start()
+    return run
+
+
+def prefilled(run: Run) -> None:
+    """Let the prefill leg end, with a file."""
+    end = finished(FinishReason.LENGTH, 1, handover=KV, kv_transfer_params=SAVED)
+    run.prefill.replies[-1].tokens(tokens(0, 9), end)
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_only_who_can_see_the_path_has_states_saved(capture: bool) -> None:
+    """A request that did not ask costs no file."""
+    run = capturing(disaggregated=False, capture=capture)
+    wanted = len(PROMPT) if capture else 0
+    assert run.decode.submits[0].capture_tokens == wanted
+    assert run.pool.asked_to_capture[-1] is capture
+
+
+def test_the_prompt_s_states_come_from_the_prefill_leg() -> None:
+    """The decode leg saves nothing, and the end has the path all the same."""
+    run = capturing(disaggregated=True)
+    prefilled(run)
+    run.decode.replies[0].tokens(tokens(0, 9), finished(FinishReason.LENGTH, 1))
+
+    assert run.prefill.submits[0].capture_tokens == len(PROMPT)
+    assert run.decode.submits[0].capture_tokens == 0
+    assert [end.kv_transfer_params for end in run.sink.ends] == [SAVED]
+    assert run.prefill.discarded == []
+
+
+def test_a_worker_that_saves_none_is_asked_for_none() -> None:
+    """It would be a peer of an older release, or have no folder."""
+    run = begin(disaggregated=False, capture=True)
+    assert run.decode.submits[0].capture_tokens == 0
+
+
+def test_the_prompt_alone_is_saved_when_an_output_goes_on() -> None:
+    """Prompt and output are the new prompt; the states asked for are the client's."""
+    run = capturing(disaggregated=False, others=1)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+
+    [again] = run.pool.others[0].submits
+    assert unpack_ids(again.token_ids) == [*PROMPT, 8]
+    assert again.capture_tokens == len(PROMPT)
+
+
+def test_what_is_saved_is_not_saved_again() -> None:
+    """The decode worker is lost; the prompt is prefilled anew, and has its file."""
+    run = capturing(disaggregated=True, others=1)
+    prefilled(run)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+    assert run.prefill.submits[1].capture_tokens == 0
+
+    end = finished(FinishReason.LENGTH, 1, handover=KV)
+    run.prefill.replies[-1].tokens(tokens(0, 9), end)
+    run.pool.others[0].replies[0].tokens(tokens(0, 9), finished(FinishReason.STOP, 1))
+    assert [end.kv_transfer_params for end in run.sink.ends] == [SAVED]
+
+
+@pytest.mark.parametrize("when", ["prefill", "decode", "crossing"])
+def test_a_client_that_leaves_leaves_no_file(when: str) -> None:
+    """Whichever leg runs, and also when the end crosses the cancel."""
+    run = capturing(disaggregated=True)
+    if when == "prefill":
+        run.generation.cancel()
+        prefilled(run)
+    else:
+        prefilled(run)
+        run.generation.cancel()
+    if when == "crossing":
+        run.decode.replies[0].finished(finished(FinishReason.LENGTH, 1))
+    assert run.prefill.discarded == [SAVED["hidden_states_path"]]
+    assert run.sink.ends == []
+
+
+def test_a_full_leg_that_crosses_the_cancel_leaves_no_file() -> None:
+    """Its worker had ended it before it heard."""
+    run = capturing(disaggregated=False)
+    run.generation.cancel()
+    end = finished(FinishReason.LENGTH, 1, kv_transfer_params=SAVED)
+    run.decode.replies[0].tokens(tokens(0, 9), end)
+    assert run.decode.discarded == [SAVED["hidden_states_path"]]
+
+
+def test_a_request_that_fails_leaves_no_file() -> None:
+    """Its prompt was saved, its output could not be completed."""
+    run = capturing(disaggregated=True)
+    prefilled(run)
+    error = finished(FinishReason.ERROR, 0, error_kind=ErrorKind.INVALID, error="no")
+    run.decode.replies[0].finished(error)
+    assert [end.error is not None for end in run.sink.ends] == [True]
+    assert run.prefill.discarded == [SAVED["hidden_states_path"]]
+
+
+def test_a_manifest_without_a_path_is_nothing_to_discard() -> None:
+    """Only our own files are ours to delete."""
+    run = capturing(disaggregated=False)
+    run.generation.cancel()
+    end = finished(FinishReason.LENGTH, 1, kv_transfer_params={"hidden_states_path": 5})
+    run.decode.replies[0].finished(end)
+    assert run.decode.discarded == []

@@ -1,4 +1,4 @@
-"""docs/operations.md names options and metrics that exist."""
+"""docs/operations.md and docs/capture.md name options and metrics that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tokenwire.frontend.metrics import Metrics as FrontendMetrics
 from tokenwire.worker.config import parse_config as worker_config
 from tokenwire.worker.metrics import Metrics as WorkerMetrics
 
-TEXT = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "operations.md").read_text() + (DOCS / "capture.md").read_text()
 
 
 def test_options_exist(capsys: pytest.CaptureFixture[str]) -> None:

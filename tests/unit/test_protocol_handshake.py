@@ -8,7 +8,12 @@ import msgspec
 import pytest
 
 from tokenwire.protocol.errors import Incompatible
-from tokenwire.protocol.handshake import check_card, check_hello, check_pair
+from tokenwire.protocol.handshake import (
+    check_card,
+    check_hello,
+    check_layers,
+    check_pair,
+)
 from tokenwire.protocol.messages import PROTOCOL_VERSION, Card, Hello, Role
 
 CARD = Card(
@@ -100,3 +105,25 @@ def test_a_pair_has_connectors(side: int) -> None:
     words = f"{cards[side].worker_id} has no KV connector"
     with pytest.raises(Incompatible, match=words):
         check_pair(*cards)
+
+
+@pytest.mark.parametrize(
+    ("of_prefill", "of_decode", "words"),
+    [
+        ("2,30", "", "keeps hidden states of layers 2,30 and decode worker"),
+        ("", "2", "keeps no hidden states and decode worker"),
+        ("2,30", "2,15", "hidden states of layers 2,15: they exchange KV with the"),
+    ],
+)
+def test_other_hidden_states_are_another_kv(
+    of_prefill: str, of_decode: str, words: str
+) -> None:
+    """Beside the KV they are a layer of it: one sentence says which side has which."""
+    kept = [int(one) for one in of_prefill.split(",") if one]
+    prefill = changed(PREFILL, hidden_state_layers=kept)
+    other = [int(one) for one in of_decode.split(",") if one]
+    decode = changed(CARD, hidden_state_layers=other)
+    for check in (check_layers, check_pair):
+        with pytest.raises(Incompatible, match=words):
+            check(prefill, decode)
+    check_pair(prefill, changed(decode, hidden_state_layers=kept))

@@ -205,3 +205,26 @@ def test_children_end_before_they_are_killed() -> None:
     name = "TOKENWIRE_SHUTDOWN_TIMEOUT_S"
     assert float(child_environment({}, {})[name]) < Timing().stop_timeout_s
     assert child_environment({name: "60"}, {})[name] == "60"
+
+
+def test_hidden_states_are_every_worker_s_business() -> None:
+    """Prefill workers save them, decode workers keep the same layers."""
+    commands = replace(COMMANDS, capture_folder="/d", capture_layers="2,30")
+    plan = planned(None, None, None, commands=commands)
+    for spec in plan.workers:
+        command = commands.worker(spec, Path("/a"))
+        at = command.index("--capture-hidden-states")
+        assert command[at : at + 4] == [
+            *("--capture-hidden-states", "/d", "--capture-layers", "2,30")
+        ]
+    assert "--capture-layers" not in COMMANDS.worker(plan.workers[0], Path("/a"))
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [replace(COMMANDS, capture_folder="/d"), replace(COMMANDS, capture_layers="1")],
+)
+def test_folder_and_layers_go_together(commands: TokenwireCommands) -> None:
+    """One without the other is a mistake, told before anything runs."""
+    with pytest.raises(BadPlan, match="--capture-hidden-states and --capture-layers"):
+        planned(None, None, None, commands=commands)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tokenwire.protocol.messages import Role
@@ -159,4 +161,76 @@ def test_half_a_pair_of_keys_is_refused(
     """It would be plain text where the operator thinks that it is not."""
     with pytest.raises(SystemExit):
         parse_config([*LEAST, *options])
+    assert words in capsys.readouterr().err
+
+
+CAPTURE = ["--capture-hidden-states", "/d", "--capture-layers", "2,15,30"]
+
+
+def test_hidden_states_are_saved_where_the_operator_says() -> None:
+    """With layers, mode, group, age and size; the defaults are for one group."""
+    assert parse_config(LEAST).capture is None
+    capture = parse_config([*LEAST, *CAPTURE]).capture
+    assert capture is not None
+    assert (capture.folder, capture.layers) == ("/d", (2, 15, 30))
+    assert (capture.access.mode, capture.access.group) == (0o660, None)
+    assert (capture.ttl_s, capture.max_bytes) == (600.0, 64 << 30)
+
+    capture = parse_config(
+        [
+            *LEAST, *CAPTURE, "--capture-file-mode=0640", "--capture-file-group=0",
+            "--capture-ttl-s=5", "--capture-max-bytes=1000",
+        ]
+    ).capture  # fmt: skip
+    assert capture is not None
+    assert (capture.access.mode, capture.access.group) == (0o640, 0)
+    assert (capture.ttl_s, capture.max_bytes) == (5.0, 1000)
+
+
+def test_a_relative_folder_is_made_absolute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Clients run elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    capture = parse_config(
+        [*LEAST, "--capture-hidden-states=x", CAPTURE[2], "1"]
+    ).capture
+    assert capture is not None
+    assert capture.folder == str(tmp_path / "x")
+
+
+def test_a_decode_worker_keeps_the_layers_alone() -> None:
+    """With the folder, which `tokenwire-up` gives to all, or without."""
+    decode = ["--role", "decode", "--model", "m"]
+    for arguments in (CAPTURE, CAPTURE[2:]):
+        capture = parse_config([*decode, *arguments]).capture
+        assert capture is not None
+        assert (capture.folder, capture.layers) == ("", (2, 15, 30))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (CAPTURE[:2], "--capture-hidden-states needs --capture-layers"),
+        (CAPTURE[2:], "--capture-layers needs --capture-hidden-states"),
+        ([*CAPTURE[:3], "2,x"], "no list of layers like"),
+        ([*CAPTURE[:3], ""], "no list of layers like"),
+        ([*CAPTURE[:3], "-1"], "no list of layers like"),
+        ([*CAPTURE[:3], "15,2"], "not in ascending order, each layer once"),
+        ([*CAPTURE[:3], "2,2"], "not in ascending order, each layer once"),
+        ([*CAPTURE, "--capture-file-mode=0444"], "no octal mode"),
+        ([*CAPTURE, "--capture-file-mode=0o9"], "no octal mode"),
+        ([*CAPTURE, "--capture-file-mode=4660"], "no octal mode"),
+        ([*CAPTURE, "--capture-file-group=no-such-group"], "there is no group"),
+        ([*CAPTURE, "--capture-ttl-s=0"], "not a number of seconds above 0"),
+        ([*CAPTURE, "--capture-max-bytes=0"], "not a whole number from 1 up"),
+    ],
+)
+def test_a_bad_capture_option_is_one_sentence(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2."""
+    with pytest.raises(SystemExit) as caught:
+        parse_config([*LEAST, *arguments])
+    assert caught.value.code == 2
     assert words in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from tokenwire.protocol.messages import (
     Bye,
     Cancel,
     Card,
+    Discard,
     EngineDead,
     ErrorKind,
     Finished,
@@ -39,6 +41,8 @@ from tokenwire.protocol.messages import (
 from tokenwire.protocol.numbering import Numbered
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
 from tokenwire.worker.admission import Bounds
+from tokenwire.worker.capture_files import Access
+from tokenwire.worker.captures import Captures, CaptureSettings
 from tokenwire.worker.engine import EngineFinished, EngineLoad, EngineTokens
 from tokenwire.worker.metrics import Metrics
 from tokenwire.worker.orphans import AGAIN_S, GRACE_S
@@ -76,6 +80,7 @@ class Desk:
         role: Role = Role.AGGREGATED,
         max_requests: int = 100,
         max_queued_tokens: int = 1000,
+        captures: Captures | None = None,
     ) -> None:
         self.engine = FakeEngine()
         self.sender = RecordingSender()
@@ -100,6 +105,7 @@ class Desk:
             timers=self.timers,
             metrics=Metrics("m", self.registry),
             bounds=Bounds(max_requests, max_queued_tokens, 1.0, 4.0),
+            captures=captures,
         )
         for peer in hello:
             self.say(peer, Hello(PROTOCOL_VERSION, peer.decode(), "1"))
@@ -722,3 +728,54 @@ def test_the_kv_of_a_lost_frontend_is_offered_to_another(is_late: bool) -> None:
     desk.say(B, Ping("1", seq=2))
     desk.service.tick()
     assert not any(isinstance(one, OrphanedKV) for one in desk.sender.take(B))
+
+
+# -- hidden states -------------------------------------------------------------------------
+
+
+def keeper(folder: Path) -> Captures:
+    """Return who keeps *folder*."""
+    return Captures(CaptureSettings(str(folder), (2,), Access(0o600), 60.0, 1_000))
+
+
+def test_a_request_says_whose_states_are_saved() -> None:
+    """As many tokens of its prompt as it asks for."""
+    desk = Desk(A)
+    desk.say(A, Submit("r", pack_ids([1, 2]), Sampling(1), capture_tokens=2))
+    assert desk.engine.submitted[-1].capture_tokens == 2
+
+
+def test_a_frontend_has_files_deleted(tmp_path: Path) -> None:
+    """Ours in our folder; a worker that saves none has none to delete."""
+    captures = keeper(tmp_path)
+    desk = Desk(A, captures=captures)
+    desk.say(A, Discard(captures.new_path()), Discard("/etc/passwd"))
+    desk.service.tick()
+    assert desk.metric("capture_discards_total") == 1
+    Desk(A).say(A, Discard(captures.new_path()))
+
+
+def test_the_file_of_a_lost_frontend_s_request_goes(tmp_path: Path) -> None:
+    """Its engine had ended it before it heard of the abort."""
+    captures = keeper(tmp_path)
+    desk = Desk(A, captures=captures)
+    name = desk.submit()
+    desk.say(A, Bye())
+    saved = {"hidden_states_path": captures.new_path()}
+    end = EngineFinished(name, FinishReason.LENGTH, kv_transfer_params=saved)
+    desk.service.outputs([], [end])
+    desk.service.tick()
+    assert desk.metric("capture_discards_total") == 1
+
+
+def test_what_is_in_the_folder_is_shown(tmp_path: Path) -> None:
+    """Files, bytes, writes, failures and sweeps by reason."""
+    captures = keeper(tmp_path)
+    desk = Desk(A, captures=captures)
+    captures.written(300)
+    captures.failed("No space left on device")
+    desk.service.tick()
+    desk.service.tick()
+    names = ("files", "bytes", "writes_total", "failures_total")
+    assert [desk.metric(f"capture_{name}") for name in names] == [1, 300, 1, 1]
+    assert desk.metric("capture_swept_total", reason="age") == 0

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import replace
 
 from tokenwire.protocol.messages import ErrorKind, FinishReason, JsonObject, Role
+from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import (
     EngineFinished,
     EngineInfo,
@@ -23,6 +24,7 @@ from .faults import Faults
 from .model import SimModel, read_model
 from .options import SimOptions
 from .sampler import Rule
+from .saving import Saving
 from .scheduler import Scheduler
 from .script import Script, read_script
 from .transfer import SideChannel
@@ -43,11 +45,13 @@ class SimEngine:
         role: Role,
         options: SimOptions,
         timers: Timers | None = None,
+        captures: Captures | None = None,
     ) -> None:
         self._model = model
         self._role = role
         self._options = options
         self._given_timers = timers
+        self._saving = Saving(captures)
         self._faults = Faults(options.faults)
         self._channel = SideChannel(
             secrets.token_hex(8), self, transfer_s=options.transfer_s
@@ -75,6 +79,7 @@ class SimEngine:
         model = read_model(self._model)
         if options.script:
             self._script = read_script(options.script)
+            self._saving.begin(self._script)
         max_model_len = self._checked_model_len(model)
         if options.load_s:
             progress("loading no weights")
@@ -130,6 +135,10 @@ class SimEngine:
             error = "The simulated engine has structured output by script alone"
             self._end_soon(_refused(request, ErrorKind.INVALID, error))
             return
+        if refusal := self._saving.refusal(request):
+            self._end_soon(_refused(request, ErrorKind.ENGINE, refusal))
+            return
+        self._saving.took(request)
         end = self._scheduler.add(request, self._timers.time())
         if end is not None:
             self._end_soon(end)
@@ -264,6 +273,8 @@ class SimEngine:
     def _emit(self, tokens: list[EngineTokens], ends: list[EngineFinished]) -> None:
         if ends and self._options.faults:
             ends = [end for end in ends if not self._faults.drops_end()]
+        if ends:
+            tokens, ends = self._saving.apply(tokens, ends)
         if tokens or ends:
             self._sink.outputs(tokens, ends)
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from tokenwire.protocol.messages import JsonObject
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids
 from tokenwire.worker.engine import EngineStartError
 
@@ -26,6 +27,7 @@ class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contains: list[int] | None = None  # these ids in a row, anywhere in it
     num_prompt_tokens: int | None = None
     then: Literal["eos", "generate"] = "eos"  # after the last scripted id
+    kv_transfer_params: JsonObject | None = None  # at the end of a full leg
     resume: bool = False
     """Whether a prompt that ends with the first scripted ids goes on behind them. A
     rule with ``prompt_token_ids`` always does: there it cannot be by chance."""
@@ -38,6 +40,7 @@ class Answer:
     token_ids: Sequence[int]
     start: int
     then_eos: bool
+    kv_transfer_params: JsonObject | None = None
 
 
 class Script:
@@ -49,12 +52,22 @@ class Script:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def has_manifests(self) -> bool:
+        """Whether any rule speaks for a connector."""
+        return any(entry.kv_transfer_params is not None for entry in self._entries)
+
     def answer(self, prompt: Sequence[int]) -> Answer | None:
         """Return what the first rule that matches *prompt* says, or None."""
         for entry in self._entries:
             start = _match(entry, prompt)
             if start is not None:
-                return Answer(entry.output_token_ids, start, entry.then == "eos")
+                return Answer(
+                    entry.output_token_ids,
+                    start,
+                    entry.then == "eos",
+                    entry.kv_transfer_params,
+                )
         return None
 
 

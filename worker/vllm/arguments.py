@@ -10,20 +10,36 @@ import json
 import os
 import socket
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tokenwire.protocol.messages import Role
+from tokenwire.worker.capture_files import Access
 from tokenwire.worker.engine import EngineStartError
 
 from .binding import Vllm
 
-__all__ = ["engine_config", "set_environment"]
+__all__ = ["CaptureArguments", "engine_config", "set_environment"]
 
 CPU_KV_CACHE_BYTES = 1 << 30
 """KV cache of one CPU engine. vLLM's own default is 92 % of the machine's memory,
 which no second engine survives; 1 GiB is 23,000 tokens of a 135M model in float32."""
 
 CPU_WORKER_CLASS = "tokenwire.worker.vllm.cpu_worker.CpuWorker"
+
+
+CAPTURE_CONNECTOR = "CaptureConnector"
+CAPTURE_MODULE = "tokenwire.worker.vllm.capture_connector"
+
+
+@dataclass(slots=True, frozen=True)
+class CaptureArguments:
+    """What an engine has to do with hidden states."""
+
+    layers: tuple[int, ...]  # kept beside the KV
+    folder: str = ""  # where they are saved; empty: nowhere
+    access: Access | None = None
+    notify: str = ""  # who hears of each file
 
 
 def set_environment(
@@ -54,7 +70,12 @@ def set_environment(
 
 
 def engine_config(
-    vllm: Vllm, model: str, served_name: str, role: Role, given: list[str]
+    vllm: Vllm,
+    model: str,
+    served_name: str,
+    role: Role,
+    given: list[str],
+    capture: CaptureArguments | None = None,
 ) -> Any:  # vLLM's VllmConfig, untyped here
     """Return vLLM's configuration for *role* from the operator's arguments.
 
@@ -65,6 +86,12 @@ def engine_config(
         if any(_names(argument, name) for argument in given):
             msg = f"{name} is an option of tokenwire-worker, not of the engine"
             raise EngineStartError(msg)
+    has_connector = any(_names(one, "--kv-transfer-config") for one in given)
+    if capture is not None:
+        for name in ("--kv-transfer-config", "--speculative-config"):
+            if any(_names(argument, name) for argument in given):
+                msg = f"{name} contradicts --capture-layers, which makes one of its own"
+                raise EngineStartError(msg)
     arguments = ["--model", model, "--served-model-name", served_name]
     # Only vLLM's log lines; its Prometheus families are recorded all the same.
     arguments.append("--disable-log-stats")
@@ -73,16 +100,11 @@ def engine_config(
         arguments += ["--enforce-eager", "--worker-cls", CPU_WORKER_CLASS]
         if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
             arguments += ["--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)]
-    if role is not Role.AGGREGATED and not any(
-        _names(argument, "--kv-transfer-config") for argument in given
-    ):
-        connector: dict[str, str] = {
-            "kv_connector": "NixlConnector",
-            "kv_role": "kv_both",
-        }
-        if vllm.is_cpu:
-            connector["kv_buffer_device"] = "cpu"  # vLLM's default is cuda
-        arguments += ["--kv-transfer-config", json.dumps(connector)]
+    if capture is not None:
+        arguments += ["--speculative-config", json.dumps(_keep_states(capture.layers))]
+    transfer = None if has_connector else _transfer(vllm, role, capture)
+    if transfer is not None:
+        arguments += ["--kv-transfer-config", json.dumps(transfer)]
     parser = vllm.AsyncEngineArgs.add_cli_args(
         vllm.FlexibleArgumentParser(prog="tokenwire-worker --")
     )
@@ -91,9 +113,74 @@ def engine_config(
         parsed = vllm.AsyncEngineArgs.from_cli_args(
             parser.parse_args([*arguments, *given])
         )
-        return parsed.create_engine_config()
+        config = parsed.create_engine_config()
     except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
         raise EngineStartError(first_sentence(error)) from error
+    if capture is not None:
+        _check_layers(config, capture.layers)
+    return config
+
+
+def _keep_states(layers: tuple[int, ...]) -> dict[str, object]:
+    """Return the speculative config that keeps hidden states and drafts nothing."""
+    return {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {
+            "hf_config": {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        },
+    }
+
+
+def _transfer(
+    vllm: Vllm, role: Role, capture: CaptureArguments | None
+) -> dict[str, object] | None:
+    """Return the KV connectors that *role* needs."""
+    connectors: list[dict[str, object]] = []
+    if role is not Role.AGGREGATED:
+        nixl: dict[str, object] = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+        }
+        if vllm.is_cpu:
+            nixl["kv_buffer_device"] = "cpu"  # vLLM's default is cuda
+        connectors.append(nixl)
+    if capture is not None and capture.folder:
+        access = capture.access
+        extra: dict[str, object] = {
+            "shared_storage_path": capture.folder,
+            "use_synchronization_lock": False,  # the locks are ours
+            "file_mode": None if access is None else access.mode,
+            "file_group": None if access is None else access.group,
+            "notify": capture.notify,
+        }
+        if connectors:
+            extra["layout_of"] = "NixlConnector"
+        connectors.append(
+            {
+                "kv_connector": CAPTURE_CONNECTOR,
+                "kv_connector_module_path": CAPTURE_MODULE,
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": extra,
+            }
+        )
+    if len(connectors) < 2:
+        return connectors[0] if connectors else None
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": connectors},
+    }
+
+
+def _check_layers(config: Any, layers: tuple[int, ...]) -> None:  # vLLM's VllmConfig
+    num_layers = config.model_config.get_total_num_hidden_layers()
+    if layers[-1] > num_layers:
+        msg = (
+            f"--capture-layers names layer {layers[-1]}, the model has {num_layers}: "
+            f"0..{num_layers} are there"
+        )
+        raise EngineStartError(msg)
 
 
 def first_sentence(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from tokenwire.protocol.messages import (
     Role,
     Sampling,
 )
+from tokenwire.worker.captures import CaptureError, Captures
 from tokenwire.worker.engine import (
     EngineFinished,
     EngineInfo,
@@ -33,6 +34,7 @@ from tokenwire.worker.engine import (
 
 from . import binding
 from .arguments import engine_config, first_sentence, set_environment
+from .capturing import Capturing
 from .information import engine_information
 from .processes import Descendants
 from .release import Releases
@@ -67,15 +69,24 @@ class VllmEngine:
         served_name: The name that clients use.
         role: Prefill and decode get a KV connector, unless *engine_args* names one.
         engine_args: vLLM's own command-line arguments, as ``vllm serve`` takes them.
+        layers: Whose hidden states the engine keeps beside the KV.
+        captures: Where those that requests ask for are saved; None: nowhere.
     """
 
     def __init__(
-        self, model: str, served_name: str, role: Role, engine_args: list[str]
+        self,
+        model: str,
+        served_name: str,
+        role: Role,
+        engine_args: list[str],
+        layers: tuple[int, ...] = (),
+        captures: Captures | None = None,
     ) -> None:
         self._model = model
         self._served_name = served_name
         self._role = role
         self._engine_args = list(engine_args)
+        self._capturing = Capturing(layers, captures)
         self._vllm: binding.Vllm
         self._llm: Any = None  # vLLM's AsyncLLM, once started
         self._sink: EngineSink
@@ -104,6 +115,7 @@ class VllmEngine:
             msg = f"vLLM cannot be imported ({error}): install tokenwire[cpu] or [gpu]"
             raise EngineStartError(msg) from error
         self._descendants = Descendants()
+        self._capturing.open()
         loading = asyncio.create_task(asyncio.to_thread(self._load, progress))
         try:
             config = await asyncio.shield(loading)
@@ -169,6 +181,7 @@ class VllmEngine:
             if killed := await asyncio.to_thread(self._descendants.kill):
                 logger.warning("%d processes of vLLM had to be killed", killed)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._capturing.close()
 
     # --- start -------------------------------------------------------------------
 
@@ -181,7 +194,12 @@ class VllmEngine:
         set_environment(self._vllm, self._role)
         tell("reading the model's configuration")
         config = engine_config(
-            self._vllm, self._model, self._served_name, self._role, self._engine_args
+            self._vllm,
+            self._model,
+            self._served_name,
+            self._role,
+            self._engine_args,
+            self._capturing.arguments,
         )
         tell("loading weights, making the KV cache")
         try:
@@ -230,17 +248,18 @@ class VllmEngine:
             if self._gone or self._llm is None:
                 self._end(state, state.failed(ErrorKind.ENGINE, self._gone))
                 return
+            capture = self._capturing.begin(state)
             collector = await self._llm.add_request(
                 request.request_id,
                 self._vllm.tokens_input(
                     request.token_ids, cache_salt=request.cache_salt
                 ),
-                sampling_params(self._vllm, request),
+                sampling_params(self._vllm, request, capture),
                 priority=request.priority,
                 reasoning_ended=request.reasoning_ended,
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
             )
-        except self._vllm.EngineDeadError as error:
+        except (self._vllm.EngineDeadError, CaptureError) as error:
             self._end(state, state.failed(ErrorKind.ENGINE, first_sentence(error)))
         except self._vllm.GracefulHTTPError as error:
             self._end(state, state.failed(ErrorKind.BUSY, first_sentence(error)))
@@ -287,6 +306,10 @@ class VllmEngine:
                 if output is None:
                     continue
                 new, end = state.take(output)
+                if end is not None and self._capturing.holds(
+                    state, new, end, self._deliver
+                ):
+                    continue
                 if new is not None:
                     tokens.append(new)
             except Exception as error:  # noqa: BLE001 - vLLM hands over what ended it
@@ -296,6 +319,13 @@ class VllmEngine:
                 finished.append(end)
         if tokens or finished:
             self._sink.outputs(tokens, finished)
+
+    def _deliver(
+        self, state: OpenRequest, new: EngineTokens | None, end: EngineFinished
+    ) -> None:
+        """End a request that has waited for its file."""
+        self._close(state)
+        self._sink.outputs([] if new is None else [new], [end])
 
     def _end(self, state: OpenRequest, end: EngineFinished) -> None:
         """End a request that is still open; else its end is out already."""
@@ -313,6 +343,7 @@ class VllmEngine:
 
     def _close(self, state: OpenRequest) -> None:
         del self._open[state.request.request_id]
+        self._capturing.ended(state)
         state.added.set()
         state.moved.set()
 

@@ -71,6 +71,14 @@ def _compatibility(
         "connector": connector,
         # A speculative layer of one side only: "Number of KV layers must match".
         "speculative": str(speculative.method) if speculative is not None else "",
+        # Whose states such a layer holds.
+        "layers_kept": _layers_kept(speculative),
     }
     text = json.dumps(factors, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _layers_kept(speculative: Any) -> list[int]:  # vLLM's SpeculativeConfig or None
+    draft = getattr(speculative, "draft_model_config", None)
+    hf_config = getattr(draft, "hf_config", None)
+    return list(getattr(hf_config, "eagle_aux_hidden_state_layer_ids", None) or [])

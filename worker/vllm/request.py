@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tokenwire.protocol.limits import MAX_ERROR_CHARS
@@ -16,11 +17,12 @@ from tokenwire.protocol.messages import (
 )
 from tokenwire.worker.engine import EngineFinished, EngineRequest, EngineTokens
 
+from .capture import PATH_KEY, Capture
 from .logprobs import pack
 
 __all__ = ["OpenRequest", "Signal"]
 
-VISIBLE = frozenset({"hidden_states_path"})
+VISIBLE = frozenset({PATH_KEY})
 """Keys of a prefill leg's transfer parameters that are a client's business; all the
 others are handles of the hand-over (vLLM 0.32: NIXL's, and the capture connector's)."""
 
@@ -50,6 +52,7 @@ class OpenRequest:
         "_prompt_logprobs",
         "aborted",
         "added",
+        "capture",
         "collector",
         "moved",
         "request",
@@ -61,6 +64,7 @@ class OpenRequest:
         self.added = asyncio.Event()  # the engine has it, or it has ended
         self.moved = asyncio.Event()  # its first token is there, or it has ended
         self.aborted = False
+        self.capture: Capture | None = None  # of its hidden states
         self._prompt_logprobs: Logprobs | None = None
 
     def take(
@@ -97,6 +101,29 @@ class OpenRequest:
             num_prompt_tokens=len(self.request.token_ids),
             error_kind=kind,
             error=error[:MAX_ERROR_CHARS],
+        )
+
+    def captured(self, end: EngineFinished, error: str) -> EngineFinished:
+        """Return *end* now that its file is there, or, with an *error*, will not be.
+
+        KV that it holds for a hand-over stays named: it has to be released.
+        """
+        if self.aborted:
+            return replace(
+                end,
+                reason=FinishReason.ABORT,
+                error_kind=None,
+                error="",
+                kv_transfer_params=None,
+            )
+        if not error:
+            return end
+        return replace(
+            end,
+            reason=FinishReason.ERROR,
+            error_kind=ErrorKind.ENGINE,
+            error=error[:MAX_ERROR_CHARS],
+            kv_transfer_params=None,
         )
 
     def stopped(self) -> EngineFinished:

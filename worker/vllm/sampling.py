@@ -9,6 +9,7 @@ from tokenwire.protocol.messages import JsonObject, Leg, Sampling, StructuredOut
 from tokenwire.worker.engine import EngineRequest
 
 from .binding import Vllm
+from .capture import CAPTURE_KEY
 
 __all__ = ["sampling_params"]
 
@@ -24,9 +25,14 @@ KEEP_KV: JsonObject = {
 
 
 def sampling_params(
-    vllm: Vllm, request: EngineRequest
+    vllm: Vllm, request: EngineRequest, capture: JsonObject | None = None
 ) -> Any:  # vLLM's SamplingParams, untyped here
     """Return vLLM's sampling parameters for *request*.
+
+    Args:
+        vllm: The names of vLLM.
+        request: What to run.
+        capture: What our connector is to save of it, if anything.
 
     Raises:
         ValueError: A parameter is out of its range; vLLM's sentence.
@@ -48,6 +54,9 @@ def sampling_params(
             transfer = request.handover
         case Leg.FULL:
             pass
+    transfer = {k: v for k, v in (transfer or {}).items() if k != CAPTURE_KEY}
+    if capture is not None:
+        transfer[CAPTURE_KEY] = capture
     return vllm.SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -71,7 +80,7 @@ def sampling_params(
         output_kind=vllm.RequestOutputKind.DELTA,
         # Plain lists instead of an object per candidate: cheaper, and ready to pack.
         flat_logprobs=True,
-        extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
+        extra_args={"kv_transfer_params": transfer} if transfer else None,
         skip_clone=True,  # this object is the request's own
     )
 

@@ -1,0 +1,300 @@
+"""Hidden states over HTTP, on simulated workers: who gets a path, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.stack import Reply, SimWorker, Stack, eventually, frontend, stack
+from support.states import take_states
+from tokenwire.frontend.link import LinkState
+from tokenwire.protocol.messages import Role
+from tokenwire.worker.capture_files import Access
+from tokenwire.worker.captures import CaptureSettings
+
+PAIR = (Role.PREFILL, Role.DECODE)
+PROMPT = [5, 6, 7, 8]
+TRIO = {"nvext": {"extra_fields": ["completion_token_ids"]}}
+ALIAS = {"return_token_ids": True}
+LAYERS = (2, 15, 28, 30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where states are saved."""
+    return tmp_path / "states"
+
+
+def settings(folder: Path, ttl_s: float = 600.0) -> CaptureSettings:
+    """Return what workers are told."""
+    return CaptureSettings(str(folder), LAYERS, Access(0o660), ttl_s, 1 << 30)
+
+
+@pytest_asyncio.fixture(params=[(Role.AGGREGATED,), PAIR], ids=["aggregated", "pair"])
+async def served(
+    request: pytest.FixtureRequest, tiny_model: Path, folder: Path
+) -> AsyncIterator[Stack]:
+    """A stack of each topology that saves; short prompts stay where decode is."""
+    arguments = ("--remote-prefill-min-tokens", "100")
+    options = ("--step-ms", "1")
+    async with stack(
+        tiny_model, request.param, options, arguments, capture=settings(folder)
+    ) as running:
+        yield running
+        await running.idle()
+
+
+def path_of(body: dict[str, Any]) -> Path:
+    """Return where the states of a response are, as ``nvext`` says."""
+    return Path(body["nvext"]["kv_transfer_params"]["hidden_states_path"])
+
+
+def take(path: Path) -> list[int]:
+    """Take a file as clients do; return its token ids."""
+    arrays = take_states(path)
+    token_ids = [int(one) for one in arrays["token_ids"]]
+    states = arrays["hidden_states"]
+    assert states.shape[:2] == (len(token_ids), len(LAYERS))
+    assert states[:, :, 1].tolist() == [list(map(float, LAYERS))] * len(token_ids)
+    assert states[:, 0, 0].tolist() == list(map(float, token_ids))
+    return token_ids
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5])
+@pytest.mark.parametrize("fields", [TRIO, ALIAS], ids=["selector", "alias"])
+async def test_the_prompt_s_states_are_where_the_response_says(
+    served: Stack, folder: Path, fields: dict[str, Any], max_tokens: int
+) -> None:
+    """At once, whole, unlocked; in vLLM's place too where the alias was used."""
+    reply = await served.complete(prompt=PROMPT, max_tokens=max_tokens, **fields)
+
+    body = reply.json
+    path = path_of(body)
+    assert path.parent == folder
+    assert (body.get("kv_transfer_params") == {"hidden_states_path": str(path)}) is (
+        fields is ALIAS
+    )
+    assert body["nvext"]["prompt_token_ids"] == PROMPT
+    assert body["usage"]["completion_tokens"] == max_tokens
+    assert take(path) == PROMPT
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("fields", [TRIO, ALIAS], ids=["selector", "alias"])
+async def test_a_stream_has_the_path_on_its_final_chunk(
+    served: Stack, fields: dict[str, Any]
+) -> None:
+    """Once, with the finish reason; in vLLM's place too for the alias."""
+    reply = await served.complete(prompt=PROMPT, max_tokens=3, stream=True, **fields)
+
+    bodies = [event.body for event in reply.events if event.body is not None]
+    with_path = [one for one in bodies if "kv_transfer_params" in one.get("nvext", {})]
+    assert with_path == [bodies[-1]]
+    assert bodies[-1]["choices"][0]["finish_reason"] == "length"
+    path = path_of(bodies[-1])
+    if fields is ALIAS:
+        assert bodies[-1]["kv_transfer_params"] == {"hidden_states_path": str(path)}
+    assert take(path) == PROMPT
+
+
+async def test_tokens_in_tokens_out_has_the_path(served: Stack) -> None:
+    """At the root, as vLLM's own endpoint."""
+    reply = await served.post(
+        "/inference/v1/generate",
+        {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1}},
+    )
+    assert take(Path(reply.json["kv_transfer_params"]["hidden_states_path"])) == PROMPT
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"return_token_ids": False},
+        {"nvext": {"extra_fields": ["prompt_token_ids"]}},
+    ],
+)
+async def test_who_did_not_ask_leaves_no_file(
+    served: Stack, folder: Path, fields: dict[str, Any]
+) -> None:
+    """Nobody would ever take it."""
+    reply = await served.complete(prompt=PROMPT, max_tokens=3, **fields)
+    assert reply.status == 200
+    assert "kv_transfer_params" not in reply.text
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize(
+    "request_id", ["a/../../evil", "../evil", "/evil", "..", "x\\..\\y"]
+)
+async def test_no_name_comes_from_a_client(
+    served: Stack, folder: Path, request_id: str
+) -> None:
+    """Headers and fields that vLLM makes a file name of write nothing outside."""
+    before = sorted(folder.parent.rglob("*"))
+    reply = await served.post(
+        "/v1/completions",
+        {"prompt": PROMPT, "max_tokens": 1, **ALIAS, "user": request_id},
+        {"X-Request-Id": request_id},
+    )
+    named = await served.post(
+        "/inference/v1/generate",
+        {
+            "token_ids": PROMPT, "sampling_params": {"max_tokens": 1},
+            "request_id": request_id,
+        },
+    )  # fmt: skip
+    for one in (reply, named):
+        if one.status == 200:
+            text = one.json["kv_transfer_params"]["hidden_states_path"]
+            assert "evil" not in text
+            take(Path(text))
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+async def test_a_client_that_leaves_leaves_no_file(served: Stack, folder: Path) -> None:
+    """Behind its prefill leg, too, whose states are saved by then."""
+    request = asyncio.create_task(
+        served.complete(prompt=PROMPT, max_tokens=1_500, ignore_eos=True, **TRIO)
+    )
+    await eventually(lambda: any(w.engine.load().num_running for w in served.workers))
+    if any(worker.role is Role.PREFILL for worker in served.workers):
+        await eventually(lambda: bool(os.listdir(folder)))
+    request.cancel()
+    await asyncio.wait({request})
+    await served.idle()
+    await eventually(lambda: os.listdir(folder) == [])
+
+
+async def test_what_nobody_takes_is_swept(tiny_model: Path, folder: Path) -> None:
+    """When it is old enough, with its lock."""
+    capture = settings(folder, ttl_s=0.4)
+    async with stack(tiny_model, capture=capture) as served:
+        for _ in range(5):
+            reply = await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
+            assert path_of(reply.json).parent == folder
+        await eventually(lambda: os.listdir(folder) == [])
+        [worker] = served.workers
+        assert worker.captures is not None
+        await eventually(lambda: worker.captures.usage.num_files == 0)  # type: ignore[union-attr]
+        assert worker.captures.usage.num_swept["age"] == 5
+
+
+async def test_a_disk_that_fails_fails_its_requests_alone(
+    served: Stack, folder: Path
+) -> None:
+    """By a sentence with the folder and the cause; others are served meanwhile."""
+    shutil.rmtree(folder)
+    broken, fine = await asyncio.gather(
+        served.complete(prompt=PROMPT, max_tokens=1, **ALIAS),
+        served.complete(prompt=PROMPT, max_tokens=1),
+    )
+    assert fine.status == 200
+    assert broken.status == 502
+    sentence = f"hidden states cannot be saved in {folder}: No such file or directory"
+    assert sentence in broken.error["message"]
+
+    os.mkdir(folder)
+    again = await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
+    assert take(path_of(again.json)) == PROMPT
+
+
+async def test_a_full_folder_refuses_until_it_is_empty(
+    tiny_model: Path, folder: Path
+) -> None:
+    """Before anything is computed, and others are served."""
+    capture = CaptureSettings(str(folder), LAYERS, Access(0o600), 600.0, 100)
+    async with stack(tiny_model, capture=capture) as served:
+        first = await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
+        full = await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
+        fine = await served.complete(prompt=PROMPT, max_tokens=1)
+        assert (full.status, fine.status) == (502, 200)
+        assert "the limit is 100" in full.error["message"]
+        take(path_of(first.json))
+        captures = served.workers[0].captures
+        assert captures is not None
+        await eventually(lambda: not captures.refusal)
+        assert (
+            await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
+        ).status == 200
+
+
+async def test_a_worker_with_other_layers_is_refused(
+    tiny_model: Path, folder: Path
+) -> None:
+    """Its KV has another shape: a sentence says so, the others serve."""
+    workers = [
+        SimWorker(tiny_model, Role.PREFILL, "p", (), capture=settings(folder)),
+        SimWorker(tiny_model, Role.DECODE, "d", (), capture=settings(folder)),
+        SimWorker(tiny_model, Role.DECODE, "bare", ()),
+    ]
+    try:
+        async with frontend(tiny_model) as served:
+            for worker in workers:
+                await worker.start()
+            await served.know(workers[:2])
+            served.pool.set_endpoints([one.link.endpoint for one in workers])
+            links = {one.endpoint: one for one in served.pool.links}
+            bare = links[workers[2].link.endpoint]
+            await eventually(lambda: bare.state is LinkState.REFUSED)
+            assert bare.reason == (
+                "prefill worker p keeps hidden states of layers 2,15,28,30 and decode "
+                "worker bare no hidden states: they exchange KV with the same "
+                "--capture-layers alone"
+            )
+            reply = await served.complete(prompt=PROMPT, max_tokens=3, **ALIAS)
+            assert take(path_of(reply.json)) == PROMPT
+    finally:
+        for worker in workers:
+            await worker.stop()
+
+
+MANIFEST: dict[str, Any] = {
+    "blocks": [[1, [2, -3]], [], ["a", None, True]],
+    "nested": {"id": "x/../y", "n": 1 << 40, "f": 0.5, "": {}},
+    "remote_host": "this connector's own",
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat", "generate"])
+async def test_an_unknown_connector_s_manifest_passes_unchanged(
+    tiny_model: Path, tmp_path: Path, path: str, stream: bool
+) -> None:
+    """Nested lists, numbers and strings: not a value of it is looked at."""
+    script = tmp_path / "script.json"
+    entry = {"output_token_ids": [9, 10], "kv_transfer_params": MANIFEST}
+    script.write_text(json.dumps([entry]))
+    options = ("--step-ms", "0", "--script", str(script))
+    async with stack(tiny_model, options=options) as served:
+        reply = await ask(served, path, stream)
+        body = reply.json if not stream else reply.events[-2].body
+        assert body is not None
+        assert body["kv_transfer_params"] == MANIFEST
+        if path != "generate":
+            assert body["nvext"]["kv_transfer_params"] == MANIFEST
+        if stream:
+            texts = reply.text.count('"remote_host"')
+            assert texts == (1 if path == "generate" else 2)
+
+
+async def ask(served: Stack, path: str, stream: bool) -> Reply:
+    """Ask for what a connector has to say."""
+    if path == "generate":
+        sampling = {"max_tokens": 8}
+        body = {"token_ids": PROMPT, "sampling_params": sampling, "stream": stream}
+        return await served.post("/inference/v1/generate", body)
+    if path == "chat":
+        nvext = {"token_data": PROMPT}
+        return await served.chat(
+            max_tokens=8, stream=stream, nvext=nvext, return_token_ids=True
+        )
+    return await served.complete(prompt=PROMPT, max_tokens=8, stream=stream, **ALIAS)

@@ -1,0 +1,204 @@
+"""One file of hidden states: its name, its lock, how it is written and deleted.
+
+Laws:
+- A reader never sees a part of a file: it gets its name when it is whole.
+- Its lock (``<path>.lock``) is there before it, held while it is written, free then.
+- No name is a client's: it is random, and what does not look so is never touched.
+
+Clients know the format from vLLM's own connector: safetensors with ``hidden_states``
+(num_tokens, num_layers, hidden_size) and ``token_ids`` (num_tokens,). They lock
+``<path>.lock``, move or delete the file, and delete the lock. Written here rather than
+by safetensors: that makes files of mode 0600, and an error without its errno.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import uuid
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "LOCK",
+    "Access",
+    "Array",
+    "Removal",
+    "is_ours",
+    "name_of",
+    "new_name",
+    "remove",
+    "write",
+]
+
+LOCK = ".lock"
+PART = ".part"
+
+_NAME = re.compile(r"(capture-[0-9a-f]{32}\.safetensors)(?:\.lock|\.part)?")
+
+
+@dataclass(slots=True, frozen=True)
+class Access:
+    """Who may read and take the files."""
+
+    mode: int
+    group: int | None = None  # id; None: the process's own
+
+
+@dataclass(slots=True, frozen=True)
+class Array:
+    """One array of a file."""
+
+    dtype: str  # in the words of safetensors: "F32", "BF16", "I64", ...
+    shape: tuple[int, ...]
+    data: bytes | memoryview  # row by row, little-endian
+
+
+@dataclass(slots=True, frozen=True)
+class Removal:
+    """What became of a file that was to go."""
+
+    num_bytes: int = 0
+    is_gone: bool = True  # False: somebody holds its lock, or it may not be deleted
+    error: str = ""
+
+
+def new_name() -> str:
+    """Return a name that no file has had."""
+    return f"capture-{uuid.uuid4().hex}.safetensors"
+
+
+def name_of(entry: str) -> str | None:
+    """Return which file an entry of the folder belongs to; None: it is not ours."""
+    match = _NAME.fullmatch(entry)
+    return None if match is None else match[1]
+
+
+def is_ours(path: str, folder: str) -> bool:
+    """Return whether *path* is a file of ours in *folder*."""
+    head, name = os.path.split(path)
+    return name_of(name) == name and head == folder
+
+
+def write(path: str, arrays: Mapping[str, Array], access: Access) -> int:
+    """Write a file, whole or not at all; return its size in bytes.
+
+    Raises:
+        OSError: It cannot be written; nothing of it is left.
+    """
+    head = _head(arrays)
+    with _locked(path, access):
+        try:
+            size = _write_part(path + PART, [head, *_data(arrays)], access)
+            os.replace(path + PART, path)
+        except BaseException:
+            for left in (path + PART, path + LOCK):
+                with contextlib.suppress(OSError):
+                    os.unlink(left)
+            raise
+    return size
+
+
+def remove(path: str, *, part_alone: bool = False) -> Removal:
+    """Delete a file with its lock, unless somebody holds that.
+
+    Args:
+        path: The file's.
+        part_alone: Delete but what its writer, which is gone, has left of it.
+    """
+    try:
+        lock = os.open(path + LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return _unlink(path, part_alone=part_alone)
+    except OSError as error:
+        return Removal(is_gone=False, error=str(error))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _unlink(path, part_alone=part_alone)
+    except BlockingIOError:
+        return Removal(is_gone=False)
+    except OSError as error:
+        return Removal(is_gone=False, error=str(error))
+    finally:
+        os.close(lock)
+
+
+def _unlink(path: str, *, part_alone: bool) -> Removal:
+    num_bytes = 0
+    suffixes = [PART, "", LOCK]
+    if part_alone:  # the lock, too, where no file will come to it
+        suffixes = [PART] if os.path.exists(path) else [PART, LOCK]
+    for suffix in suffixes:
+        try:
+            size = os.lstat(path + suffix).st_size
+            os.unlink(path + suffix)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return Removal(num_bytes, is_gone=False, error=str(error))
+        num_bytes += size
+    return Removal(num_bytes)
+
+
+@contextlib.contextmanager
+def _locked(path: str, access: Access) -> Generator[None]:
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+    lock = os.open(path + LOCK, flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            _open_to(lock, access)
+        except BaseException:
+            os.unlink(path + LOCK)
+            raise
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write_part(path: str, pieces: list[bytes | memoryview], access: Access) -> int:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    size = 0
+    file = os.open(path, flags, 0o600)
+    try:
+        _open_to(file, access)
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                written = os.write(file, rest)
+                size += written
+                rest = rest[written:]
+    finally:
+        os.close(file)  # a network disk says here that it is full
+    return size
+
+
+def _open_to(file: int, access: Access) -> None:
+    # By descriptor: the umask must not take away what the operator has set.
+    if access.group is not None:
+        os.fchown(file, -1, access.group)
+    os.fchmod(file, access.mode)
+
+
+def _data(arrays: Mapping[str, Array]) -> list[memoryview]:
+    return [memoryview(array.data).cast("B") for array in arrays.values()]
+
+
+def _head(arrays: Mapping[str, Array]) -> bytes:
+    """Return what stands before the arrays: a length, and JSON padded to 8 bytes."""
+    table: dict[str, object] = {}
+    start = 0
+    for name, array in arrays.items():
+        end = start + memoryview(array.data).nbytes
+        table[name] = {
+            "dtype": array.dtype,
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
