@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple, cast
 
 import pytest
 import pytest_asyncio
 from api_docs import PAGE, openai_fields, recorded, rendered, undecided
 
+from support.pages import Example, events, examples, shape
 from support.stack import MODEL_NAME, Stack, stack
 from tokenwire.frontend.nvext import SELECTORS, Placement
 from tokenwire.protocol.messages import Role
@@ -20,26 +20,7 @@ from tokenwire.protocol.messages import Role
 FRONTEND = Path(__file__).parents[2] / "frontend"
 
 
-class Example(NamedTuple):
-    """A request of the page, and the answer that stands below it."""
-
-    method: str
-    path: str
-    body: str
-    answer: str
-
-
-def examples() -> Iterator[Example]:
-    """Yield the page's examples."""
-    form = (
-        r"```http\n(?P<method>\w+) (?P<path>\S+)\n(?P<body>.*?)```\n\n"
-        r"```(?:json|text)\n(?P<answer>.*?)```\n"
-    )
-    for found in re.finditer(form, PAGE.read_text(), flags=re.DOTALL):
-        yield Example(**found.groupdict())
-
-
-EXAMPLES = list(examples())
+EXAMPLES = list(examples(PAGE))
 
 
 @pytest_asyncio.fixture
@@ -47,17 +28,6 @@ async def served(tiny_model: Path) -> AsyncIterator[Stack]:
     """A stack as `make run` starts it, but for the engine."""
     async with stack(tiny_model, (Role.PREFILL, Role.DECODE)) as running:
         yield running
-
-
-def shape(value: object) -> object:
-    """Return *value* with the kind of each leaf in its place; of lists, all kinds."""
-    if isinstance(value, dict):
-        fields = cast("dict[str, object]", value)
-        return {key: shape(fields[key]) for key in sorted(fields)}
-    if isinstance(value, list):
-        kinds = [shape(one) for one in cast("list[object]", value)]
-        return [kind for n, kind in enumerate(kinds) if kind not in kinds[:n]]
-    return value if value is None or isinstance(value, bool) else type(value).__name__
 
 
 def test_the_tables_are_fresh() -> None:
@@ -124,9 +94,3 @@ async def test_examples_are_answered_as_the_page_says(
         want = json.loads(example.answer)
         assert "error" in want or reply.status == 200
         assert shape(reply.json) == shape(want)
-
-
-def events(text: str) -> Iterator[str]:
-    """Yield the data of a stream's events but the last."""
-    for block in text.strip().split("\n\n")[:-1]:
-        yield block.removeprefix("data: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,15 +11,18 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
+from prometheus_client.parser import text_string_to_metric_families
 
-from support.clients import client_tokenizer, run_client
-from support.real_stack import NAME
+from support.clients import client_tokenizer, run_client, run_snippet
+from support.pages import programs
+from support.real_stack import NAME, prompt_of
 from support.up import Up
 from support.vllm_engine import MODEL
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 session = pytest.mark.asyncio(loop_scope="session")
 
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 EOS = 2
 BLOCK = 128  # tokens of a KV block on a CPU
 NEAR = 1e-3  # log probabilities of one token in two batches, in fp32
@@ -121,6 +125,16 @@ async def test_renderers_hears_why_it_was_refused(renderers: dict[str, Any]) -> 
     }
 
 
+@session
+async def test_the_snippets_of_the_document_run(pair: Up, tokenizer: Path) -> None:
+    """Those of docs/clients.md that are about these two libraries."""
+    text = programs(PAGE)["Prime-RL, verifiers, renderers"]
+    text = text.replace("http://127.0.0.1:8000", pair.url)
+    assert pair.url in text
+
+    await run_snippet(text, {"MODEL": str(tokenizer)})
+
+
 # --- verifiers -----------------------------------------------------------------------
 
 
@@ -178,6 +192,90 @@ async def test_verifiers_hears_why_it_was_refused(
     assert kind == "ProviderError"
     assert "404" in message
     assert "'no-such-model' does not exist" in message
+
+
+# --- what trainers build on ----------------------------------------------------------
+
+
+async def num_cached(pair: Up, prompt: list[int], salt: str) -> int:
+    """Return how many of the prompt's tokens a rollout of this policy finds cached."""
+    params = {"max_tokens": 2, "temperature": 0, "no_such_parameter": 1}
+    body = {"token_ids": prompt, "sampling_params": params, "cache_salt": salt}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            pair.url + "/inference/v1/generate",
+            json=body,
+            headers={"X-Session-ID": "rollout-2"},
+        ) as answer,
+    ):
+        usage = (await answer.json())["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+@session
+async def test_a_new_policy_finds_no_old_cache(pair: Up) -> None:
+    """The salt is its version: what older weights have computed is not read."""
+    prompt = prompt_of(2 * BLOCK + 50)
+
+    assert await num_cached(pair, prompt, "policy-1") == 0
+    assert await num_cached(pair, prompt, "policy-1") == 2 * BLOCK
+    assert await num_cached(pair, prompt, "policy-2") == 0
+
+
+@session
+@pytest.mark.parametrize("stream", [False, True])
+async def test_engine_data_is_what_the_engine_did(pair: Up, stream: bool) -> None:
+    """NeMo-RL's way in and out: exact ids, and their log probabilities."""
+    prompt = prompt_of(70)
+    body = {
+        "messages": [{"role": "user", "content": ""}], "max_tokens": 12,
+        "temperature": 0, "stream": stream,
+        "nvext": {"extra_fields": ["engine_data"], "token_data": prompt},
+    }  # fmt: skip
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(pair.url + "/v1/chat/completions", json=body) as answer,
+    ):
+        text = await answer.text()
+    if stream:
+        *_, last, done = text.strip().split("\n\n")
+        assert done == "data: [DONE]"
+        text = last.removeprefix("data: ")
+    data = json.loads(text)["nvext"]["engine_data"]
+
+    assert data["prompt_token_ids"] == prompt
+    await check_turn(
+        pair, prompt, data["completion_token_ids"], data["completion_logprobs"]
+    )
+
+
+@session
+async def test_the_page_has_both_engines(pair: Up) -> None:
+    """VLLM's own families of each, with a label that tells them apart."""
+    await greedy(pair, prompt_of(40), 4)
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(pair.url + "/metrics") as answer,
+    ):
+        text = await answer.text()
+    values: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("vllm:") and "le" not in sample.labels:
+                by_engine = values.setdefault(sample.name, {})
+                by_engine[sample.labels["engine"]] = sample.value
+
+    engines = {"prefill-0:0", "decode-0:0"}
+    for name in ("prompt_tokens_total", "generation_tokens_total"):
+        assert set(values[f"vllm:{name}"]) == engines
+        assert all(value > 0 for value in values[f"vllm:{name}"].values())
+    for name in (
+        "num_requests_running",
+        "kv_cache_usage_perc",
+        "prefix_cache_hits_total",
+    ):
+        assert set(values[f"vllm:{name}"]) == engines
 
 
 # --- openai --------------------------------------------------------------------------

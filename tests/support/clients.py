@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["client_tokenizer", "run_client"]
+__all__ = ["client_tokenizer", "run_client", "run_snippet"]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "integration" / "clients"
@@ -49,16 +49,26 @@ def client_tokenizer(model: str, folder: Path) -> Path:
 
 async def run_client(program: str, *arguments: str) -> Any:
     """Return the JSON that a program prints, which runs in the clients' environment."""
+    return json.loads(await _run({}, str(PROGRAMS / program), *arguments))
+
+
+async def run_snippet(text: str, variables: dict[str, str]) -> None:
+    """Run Python of a document's in the clients' environment; fail if it does."""
+    await _run(variables, "-c", text)
+
+
+async def _run(variables: dict[str, str], *arguments: str) -> str:
+    """Return what the clients' Python prints."""
     python = ROOT / os.environ.get("CLIENTS_VENV", ".venv-clients") / "bin" / "python"
     assert python.exists(), f"{python} is missing: run `make setup-clients`"
     # Its modules are compiled once; nothing of this environment is found in that one.
     left_out = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}
     environment = {k: v for k, v in os.environ.items() if k not in left_out}
     process = await asyncio.create_subprocess_exec(
-        *(str(python), str(PROGRAMS / program), *arguments),
+        *(str(python), *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=environment | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"},
+        env=environment | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"} | variables,
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -68,4 +78,4 @@ async def run_client(program: str, *arguments: str) -> Any:
             process.kill()
             await process.wait()
     assert process.returncode == 0, err.decode()[-3000:]
-    return json.loads(out)
+    return out.decode()

@@ -51,6 +51,12 @@ class Capital(vf.Task[vf.TaskData, vf.State]):
         return float("Paris" in trace.last_reply)
 
 
+POLICY = {
+    "top_k": -1, "min_p": 0.0, "return_token_ids": True, "cache_salt": "policy-3",
+}  # fmt: skip
+"""What Prime-RL puts beside the usual parameters; the salt is the policy's version."""
+
+
 def agent_of(client, model, *, max_tokens=40):
     """Return an agent that answers greedily."""
     agent = vf.make_agent(
@@ -59,7 +65,7 @@ def agent_of(client, model, *, max_tokens=40):
             runtime=vf.SubprocessConfig(),
             model=model,
             client=client,
-            sampling={"temperature": 0, "max_tokens": max_tokens},
+            sampling={"temperature": 0, "max_tokens": max_tokens, "extra_body": POLICY},
         )
     )
     agent.harness = ChatLoop(agent.harness.config)
