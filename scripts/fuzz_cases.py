@@ -43,6 +43,7 @@ CONTENT_TYPES = [
 ]
 HEADERS: list[tuple[str, str]] = [
     *(("X-Request-Id", value) for value in ("a", "", "a b", "x" * 128, "x" * 129, "é")),
+    *(("X-Session-ID", value) for value in ("s", "", "a b", "x" * 256, "x" * 257, "é")),
     *(
         ("Content-Encoding", value)
         for value in ("identity", "gzip", "deflate", "br", "x")

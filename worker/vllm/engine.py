@@ -41,6 +41,7 @@ from .release import Releases
 from .request import OpenRequest, Signal
 from .sampling import sampling_params
 from .stats import LoadRecorder
+from .tables import check_tables
 
 __all__ = ["VllmEngine"]
 
@@ -98,6 +99,7 @@ class VllmEngine:
         self._flush_due = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: Releases
+        self._has_tables = False  # of a fixed width, for token ids
         self._gone = ""  # why nothing can be submitted any more
 
     async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
@@ -125,6 +127,7 @@ class VllmEngine:
         except BaseException:
             await self._abandon(loading)
             raise
+        self._has_tables = bool(getattr(config, "use_v2_model_runner", False))
         self._descendants.look()
         self._spawn(self._watch())
         progress("ready")
@@ -248,6 +251,8 @@ class VllmEngine:
             if self._gone or self._llm is None:
                 self._end(state, state.failed(ErrorKind.ENGINE, self._gone))
                 return
+            if self._has_tables:
+                check_tables(request.sampling)
             capture = self._capturing.begin(state)
             collector = await self._llm.add_request(
                 request.request_id,
