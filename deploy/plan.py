@@ -48,6 +48,11 @@ class BadPlan(Exception):
     """These settings run nothing useful; one sentence."""
 
 
+FRONTEND = "frontend"
+FIRST_FRONTEND = f"{FRONTEND}-0"
+"""It has the admin plane, if ``TOKENWIRE_ADMIN_PORT`` turns that on."""
+
+
 @dataclass(slots=True, frozen=True)
 class WorkerSpec:
     """One worker to run."""
@@ -133,7 +138,6 @@ class TokenwireCommands:
 
     def frontend(self, spec: FrontendSpec, workers_file: Path) -> list[str]:
         """Return the command of a frontend."""
-        del spec  # they differ in nothing
         command = [
             *(sys.executable, "-m", "tokenwire.frontend"),
             *("--model", self.model, "--served-model-name", self.served_model_name),
@@ -147,6 +151,9 @@ class TokenwireCommands:
             command += ["--reasoning-parser", self.reasoning_parser]
         if self.num_frontends > 1:
             command.append("--reuse-port")
+        if spec.name != FIRST_FRONTEND:
+            # Its port is one frontend's; what it does, all learn from the workers.
+            command += ["--admin-port", "off"]
         return command
 
     def _engine_parser(self) -> list[str]:
@@ -219,7 +226,7 @@ def make_plan(
     return Plan(
         workers=workers,
         frontends=[
-            FrontendSpec(f"frontend-{i}") for i in range(commands.num_frontends)
+            FrontendSpec(f"{FRONTEND}-{i}") for i in range(commands.num_frontends)
         ],
         host=commands.host,
         port=commands.port,

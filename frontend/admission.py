@@ -160,6 +160,10 @@ class Gate:
             self._shed(victim, Reason.EVICTED)
         self._put(ticket)
 
+    def look_anew(self) -> None:
+        """Take note that the limit has changed, and is to be read again at once."""
+        self._limit_at = float("-inf")
+
     def refusal(self, ticket: Ticket) -> Reason | None:
         """Return why *ticket* would be shed; before more is known of it, or spent on it."""
         if not self._waiting:

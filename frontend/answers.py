@@ -109,6 +109,13 @@ class KeptPrefix(Answer):
     drifted: bool  # whether tokenizing their text would have made other ids
 
 
+class WeightsFrom(Answer):
+    """Which weights the ids from one on are of."""
+
+    version: str
+    first_index: Count
+
+
 class AnswerNvext(Answer):
     """What ``nvext.extra_fields`` of the request selected; on streams the final chunk's."""
 
@@ -121,6 +128,7 @@ class AnswerNvext(Answer):
     engine_data: EngineData | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
+    weight_versions: list[WeightsFrom] | UnsetType = UNSET  # if there were several
     prefix: KeptPrefix | UnsetType = UNSET  # with any selector, if turns were given
 
 
@@ -400,7 +408,13 @@ class HealthInstance(Answer):
     num_waiting: Count | UnsetType = UNSET
     kv_usage: float | UnsetType = UNSET
     draining: bool | UnsetType = UNSET
+    leaving: bool | UnsetType = UNSET
     num_open: Count | UnsetType = UNSET
+    weight_version: str | UnsetType = UNSET
+    adapters: list[str] | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    sleeping: bool | UnsetType = UNSET
+    busy: str | UnsetType = UNSET  # the admin action under way
 
 
 class Health(Answer):

@@ -16,6 +16,8 @@ from aiohttp import web
 from tokenwire.protocol.keys import INSECURE, KeyFileError
 from tokenwire.protocol.process import raise_file_limit
 
+from .admin import AdminPlane
+from .admin_key import AdminKey
 from .config import Config, parse_config
 from .discovery import discover
 from .keyring import Keyring
@@ -50,6 +52,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         keyring = Keyring.read(config.keys)
+        admin_key = AdminKey.read(config.admin.key_file)
     except KeyFileError as error:
         sys.exit(f"tokenwire-frontend: {error}")
     if config.keys.insecure_plaintext:
@@ -67,12 +70,9 @@ def main() -> None:
             sys.stderr.write(f"tokenwire-frontend: {error}\n")
             sys.exit(2)  # a bad setting, as from the option parser
     try:
-        uvloop.run(serve(config, model, keyring, parsers))
+        uvloop.run(serve(config, model, keyring, admin_key, parsers))
     except OSError as error:
-        sys.exit(
-            f"tokenwire-frontend: cannot listen on {config.host}:{config.port}: "
-            f"{error.strerror or error}"
-        )
+        sys.exit(f"tokenwire-frontend: {error}")
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
 
@@ -81,6 +81,7 @@ async def serve(
     config: Config,
     model: TextModel,
     keyring: Keyring,
+    admin_key: AdminKey,
     parsers: Parsers | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let requests end; a second signal forces.
@@ -110,20 +111,19 @@ async def serve(
         keyring=keyring,
     )
     server = Server(config, model, pool, metrics, int(time.time()), parsers)
-    runner = Runner(
-        server.application(),
-        handler_cancellation=True,  # a client that leaves cancels its handler
-        access_log=None,
-        shutdown_timeout=1.0,  # requests had their time before
-    )
+    runners = [_runner(server.application())]
     try:
-        await runner.setup()
-        site = web.TCPSite(
-            runner, config.host, config.port, reuse_port=config.reuse_port or None
+        host, port = await _listen(
+            runners[0], config.host, config.port, reuse_port=config.reuse_port
         )
-        await site.start()
-        host, port = runner.addresses[0][:2]
         _log.info("listening on http://%s:%s", host, port)
+        if config.admin.port is not None:
+            plane = AdminPlane(
+                config.admin, admin_key, pool, metrics, server.models, server.health
+            )
+            runners.append(_runner(plane.application(server.errors)))
+            host, port = await _listen(runners[1], config.admin.host, config.admin.port)
+            _log.info("admin plane on http://%s:%s", host, port)
         # What start-up made stays: full collections need not walk over it again.
         gc.collect()
         gc.freeze()
@@ -137,5 +137,33 @@ async def serve(
             for task in background:
                 task.cancel()
     finally:
-        await runner.cleanup()
+        for runner in runners:
+            await runner.cleanup()
         pool.close()
+
+
+def _runner(app: web.Application) -> Runner:
+    return Runner(
+        app,
+        handler_cancellation=True,  # a client that leaves cancels its handler
+        access_log=None,
+        shutdown_timeout=1.0,  # requests had their time before
+    )
+
+
+async def _listen(
+    runner: Runner, host: str, port: int, *, reuse_port: bool = False
+) -> tuple[str, int]:
+    """Listen, and return where.
+
+    Raises:
+        OSError: The address cannot be listened on; it says which.
+    """
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, reuse_port=reuse_port or None).start()
+    except OSError as error:
+        msg = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise OSError(msg) from error
+    bound: tuple[str, int] = runner.addresses[0][:2]
+    return bound

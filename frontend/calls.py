@@ -11,7 +11,7 @@ import msgspec
 from tokenwire.protocol.messages import Sampling
 
 from .bounds import within
-from .checks import check_cache_salt, check_common, refuse_chats_own
+from .checks import check_cache_salt, check_common, check_model, refuse_chats_own
 from .errors import bad_request
 from .fold import Fold
 from .frame import Frame, Shape
@@ -218,6 +218,7 @@ def _call(
         prompt_logprobs = 0  # each prompt token's own
     prompts = [_cut(request, prompt, model, max_model_len) for prompt in prompts]
     cache_salt = _cache_salt(request)
+    lora = check_model(request.model, pool)
     for prompt in prompts:
         token_ids = prompt.token_ids
         sampling = make_sampling(
@@ -248,6 +249,7 @@ def _call(
                 reasoning=reasoning,
                 session_id=request.session_id,
                 capture=selection.kv_transfer_params,
+                lora=lora,
             )
             fold = _fold(request, model, job, strings, plan, (response_id, len(jobs)))
             jobs.append((job, fold))
@@ -255,7 +257,7 @@ def _call(
     frame = Frame(
         response_id,
         int(time.time()),
-        pool.model,
+        lora or pool.model,
         model,
         selection,
         prompts=[prompt.token_ids for prompt in prompts],

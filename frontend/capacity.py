@@ -47,6 +47,11 @@ class Worker(Protocol):
         ...
 
     @property
+    def stands(self) -> bool:
+        """Whether its engine makes no steps, on purpose."""
+        ...
+
+    @property
     def card(self) -> Card | None:
         """Who it is."""
         ...
@@ -117,7 +122,7 @@ class Capacity:
         size = share = num_others = num_stranded = 0
         for worker in self._workers():
             card, load = worker.card, worker.load
-            if card is None or not worker.usable:
+            if card is None or not worker.usable or worker.stands:
                 num_stranded += worker.num_open
                 continue
             num_others += max(0, load.num_requests - worker.num_open_at_load)

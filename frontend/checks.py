@@ -11,7 +11,7 @@ from .bounds import (
     SESSION_ID_FORM,
     within,
 )
-from .errors import ApiError, bad_request
+from .errors import bad_request, no_such_model
 from .nvext import SELECTOR, Nvext, Selection
 from .pool import Pool
 from .schema import CommonRequest
@@ -29,15 +29,17 @@ _REQUEST_ID_FORM = re.compile(REQUEST_ID_FORM)
 _SESSION_ID_FORM = re.compile(SESSION_ID_FORM)
 
 
-def check_model(name: str | None, pool: Pool) -> None:
-    """Refuse the name of another model.
+def check_model(name: str | None, pool: Pool) -> str:
+    """Return the adapter that *name* is, or an empty string for the model itself.
 
     Raises:
         ApiError: 404.
     """
-    if name is not None and name != pool.model:
-        msg = f"The model {name!r:.200} does not exist; {pool.model!r} does"
-        raise ApiError(404, msg, param="model", code="model_not_found")
+    if name is None or name == pool.model:
+        return ""
+    if name not in pool.weights.adapters:
+        raise no_such_model(name, [pool.model, *pool.weights.adapters])
+    return name
 
 
 def check_request_id(value: str, param: str) -> None:

@@ -21,6 +21,7 @@ from tokenwire.protocol.settings import (
     whole_number,
 )
 
+from .admin_settings import AdminSettings, add_admin_options, admin_settings
 from .disaggregation import MAX_QUEUED_TOKENS, MIN_UNCACHED_TOKENS, RemotePrefill
 from .nvext import Placement
 from .parsers import ParserChoice
@@ -79,6 +80,8 @@ class Config(msgspec.Struct, frozen=True):
     log_level: str
     policy: Policy
     parsers: ParserChoice
+    admin: AdminSettings
+    refuse_while_paused: bool  # else requests wait
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
@@ -204,6 +207,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     )
     _add_workers(parser)
     _add_parsers(parser)
+    add_admin_options(parser)
     given = parser.parse_settings(arguments)
     sources = [given.worker, given.workers_file, given.workers_dns]
     if sum(map(bool, sources)) != 1:
@@ -253,6 +257,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
             reasoning_parser_plugin=given.reasoning_parser_plugin,
             tool_strict_level=given.tool_strict_level,
         ),
+        admin=admin_settings(parser, given),
+        refuse_while_paused=given.while_paused == "refuse",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tokenwire.protocol.messages import ErrorKind
@@ -11,12 +13,16 @@ __all__ = [
     "bad_request",
     "from_worker",
     "internal_error",
+    "no_such_model",
     "overloaded",
     "unavailable",
 ]
 
 MAX_MESSAGE_CHARS = 2_000
 """Of an error's message: it may quote a field, and a field may have any length."""
+
+MAX_LISTED = 8
+"""Names in an error: enough to see a slip of the pen."""
 
 RETRY_AFTER_S = 1
 """What a busy or worker-less frontend tells clients to wait: one heartbeat, after
@@ -65,6 +71,15 @@ def bad_request(
 ) -> ApiError:
     """Return a 400: the caller's fault."""
     return ApiError(400, message, param=param, code=code)
+
+
+def no_such_model(name: str, known: Sequence[str]) -> ApiError:
+    """Return a 404: a model, or an adapter, that is not served."""
+    listed = ", ".join(map(repr, known[:MAX_LISTED]))
+    more = ", ..." if len(known) > MAX_LISTED else ""
+    does = "does" if len(known) == 1 else "do"
+    msg = f"The model {name!r:.200} does not exist; {listed}{more} {does}"
+    return ApiError(404, msg, param="model", code="model_not_found")
 
 
 def overloaded(

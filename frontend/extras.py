@@ -63,4 +63,9 @@ def final_nvext(
         nvext["stop_reason"] = end.stop_reason
     if selection.weight_version and end.weight_version is not None:
         nvext["weight_version"] = end.weight_version
+        if len(end.weight_versions) > 1:
+            nvext["weight_versions"] = [
+                {"version": version, "first_index": index}
+                for index, version in end.weight_versions
+            ]
     return nvext

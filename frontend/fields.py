@@ -44,7 +44,7 @@ DESCRIPTIONS = {
     ),
     "messages": "The conversation; content is text, or a list of text parts.",
     "metadata": "A label; has no effect.",
-    "model": "The served model's name, or absent.",
+    "model": "The served model's name, or an adapter's, or absent.",
     "n": "Choices per prompt; default: 1. With prompts in a list, 128 in all.",
     "presence_penalty": "Subtracted from a token's logit once it is there.",
     "prompt": (

@@ -16,7 +16,7 @@ from tokenwire.protocol.messages import Sampling
 
 from .bounds import within
 from .calls import Call, numbered
-from .checks import check_cache_salt, check_common
+from .checks import check_cache_salt, check_common, check_model
 from .errors import ApiError, bad_request
 from .fold import Fold
 from .generate_shape import GenerateFrame, GenerateShape, NoText
@@ -102,6 +102,7 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
     wants_ids = bool(request.return_token_ids)
     n = params.n or 1
     reasoning = _reasoning(request)
+    lora = check_model(request.model, pool)
     jobs = [
         (
             Job(
@@ -112,6 +113,7 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
                 cache_salt=request.cache_salt,
                 reasoning=reasoning,
                 capture=True,
+                lora=lora,
             ),
             _fold(params, strings, sampling.min_tokens, model, token_ids),
         )
@@ -121,7 +123,7 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
     frame = GenerateFrame(
         request_id,
         int(time.time()),
-        pool.model,
+        lora or pool.model,
         model,
         prompt_token_ids=token_ids if wants_ids else None,
         num_logprobs=params.logprobs,

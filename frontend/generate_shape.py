@@ -200,10 +200,15 @@ class GenerateShape:
 
 
 def _weights(end: End, num_tokens: int) -> list[JsonObject] | None:
-    """Return vLLM's spans of weight versions over the output: there is one."""
+    """Return vLLM's spans of weight versions over the output."""
     if end.weight_version is None:
         return None
-    return [{"version": end.weight_version, "start": 0, "end": num_tokens}]
+    known = end.weight_versions or [(0, end.weight_version)]
+    ends = [index for index, _ in known[1:]] + [num_tokens]
+    return [
+        {"version": version, "start": start, "end": until}
+        for (start, version), until in zip(known, ends, strict=True)
+    ]
 
 
 def _entry(token_id: int, logprob: float, rank: int) -> JsonObject:

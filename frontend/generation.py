@@ -26,6 +26,7 @@ import msgspec
 
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
+    BY_PAUSE,
     ErrorKind,
     Finished,
     FinishReason,
@@ -84,7 +85,7 @@ class Generation:
         self._failure = (ErrorKind.ENGINE, "")  # why it waits
         self._failures = 0  # without a token since
         self._excluded: frozenset[Link] = frozenset()
-        self._chain = Chain(job.cache_salt)
+        self._chain = Chain(job.cache_salt, job.lora)
         self._output = bytearray()  # (num_tokens,) packed, for another worker
         self._paused_at: float | None = None  # when a worker failed under the output
         self._leg: legs.Leg | None = None
@@ -111,6 +112,7 @@ class Generation:
                 self._chain,
                 self._excluded,
                 self._job.session_id,
+                self._job.lora,
                 captures=self._wants_capture,
             )
             self._record.prefill_end = None
@@ -172,6 +174,11 @@ class Generation:
             if sink is not None:
                 sink.ended(self._record.good_end(None))
             return
+        if _is_paused(end):
+            self._release(leg, end)
+            self._sink = None
+            sink.ended(self._record.good_end(end))
+            return
         if end.reason not in _GOOD_ENDS:
             self._release(leg, end)
             text = end.error or f"worker {leg.link.worker_id} aborted the request"
@@ -182,6 +189,7 @@ class Generation:
         if token_ids and self._job.repeatable and end.reason is FinishReason.STOP:
             self._release(leg, end)
             self._sink = None
+            self._note_weights(leg)
             self._output += first.token_ids if first is not None else b""
             self._first_of_leg(end.num_cached_tokens, handed_over=False)
             logprobs = first.logprobs if first is not None else None
@@ -194,7 +202,15 @@ class Generation:
                 f"prefill worker {leg.link.worker_id} answered without KV to hand over",
             )
             return
-        link = self._pool.decode_for(leg.link, self._excluded, self._job.session_id)
+        if leg.link.update_of(self._job.lora) != leg.update:
+            self._release(leg, end)
+            self._record.prefill_end = None
+            text = "the weights changed while the prompt was computed"
+            self.leg_failed(leg, ErrorKind.HANDOVER, text)
+            return
+        link = self._pool.decode_for(
+            leg.link, self._excluded, self._job.session_id, self._job.lora
+        )
         if link is None:
             self._release(leg, end)
             self._record.prefill_end = None
@@ -203,7 +219,7 @@ class Generation:
         self._record.route = Route(link, leg.link)
         decode = legs.OutputLeg(self, link)
         try:
-            self._submit(decode, Leg.DECODE, self._packed(), end.handover)
+            self._submit(decode, Leg.DECODE, self._packed(), end.handover, leg.update)
             self._handover.begin(leg.link)
         except ConnectionError as error:
             self._release(leg, end)
@@ -215,12 +231,14 @@ class Generation:
     def output(self, leg: legs.Leg, item: Tokens, end: Finished | None) -> None:
         """Pass tokens of the output on."""
         token_ids = unpack_ids(item.token_ids)
+        if leg.link.weight_version != self._record.weight_version:
+            self._note_weights(leg)
         self._output += item.token_ids
         if not self._decoding:
             is_handed_over = self._record.prefill_end is not None
             self._first_of_leg(item.num_cached_tokens, handed_over=is_handed_over)
         sink = None if self._stopped else self._sink
-        if sink is not None and end is not None and end.reason in _GOOD_ENDS:
+        if sink is not None and end is not None and _is_good(end):
             self._leg = self._sink = None
             self._remember(leg.link)
             sink.tokens(token_ids, item.logprobs, self._record.good_end(end))
@@ -235,7 +253,7 @@ class Generation:
         sink = self._sink
         self._leg = None
         self._handover.end()
-        if sink is not None and (self._stopped or end.reason in _GOOD_ENDS):
+        if sink is not None and (self._stopped or _is_good(end)):
             self._sink = None
             self._remember(leg.link)
             sink.ended(self._record.good_end(end))
@@ -354,14 +372,20 @@ class Generation:
             self._metrics.migration_pause.observe(time.monotonic() - self._paused_at)
             self._paused_at = None
 
+    def _note_weights(self, leg: legs.Leg) -> None:
+        """Note which weights the next ids are of."""
+        self._record.weights(self.num_tokens, leg.link.weight_version)
+
     def _submit(
         self,
         leg: legs.Leg,
         kind: Leg,
         packed: bytes,
         handover: JsonObject | None = None,
+        handover_update: int | None = None,
     ) -> None:
         job = self._job
+        leg.update = leg.link.update_of(job.lora)
         sampling = rest(job.sampling, self.num_tokens)
         if kind is Leg.PREFILL and not job.repeatable:
             # This draw does not count, so it must not end the leg.
@@ -384,6 +408,8 @@ class Generation:
             capture_tokens=len(job.prompt_token_ids)
             if self._wants_capture and kind is not Leg.DECODE and leg.link.captures
             else 0,
+            lora=job.lora,
+            handover_update=handover_update,
         )
         try:
             leg.link.submit(message, leg)
@@ -411,3 +437,12 @@ class Generation:
         if end.handover is not None:
             self._metrics.released()
             self._pool.release_kv(leg.request_id, end.handover)
+
+
+def _is_good(end: Finished) -> bool:
+    """Return whether an output is complete, or as complete as the operator wants it."""
+    return end.reason in _GOOD_ENDS or _is_paused(end)
+
+
+def _is_paused(end: Finished) -> bool:
+    return end.reason is FinishReason.ABORT and end.stop_reason == BY_PAUSE

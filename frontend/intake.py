@@ -75,7 +75,12 @@ class Intake:
         self._bounds = Bounds(
             config.max_queue_requests, config.max_queue_tokens, config.max_queue_wait_s
         )
-        limit: Callable[[int], int] = Capacity(lambda: pool.links).limit
+        room = Capacity(lambda: pool.links).limit
+
+        def limit(num_own: int) -> int:
+            """Let nothing new begin while a worker is paused."""
+            return 0 if pool.is_paused else room(num_own)
+
         if not config.queue_here:
             limit = _no_limit
         self._gate = gate = Gate(self._bounds, limit, time.monotonic)
@@ -92,6 +97,11 @@ class Intake:
         metrics.queue_requests.set_function(lambda: gate.num_sequences)
         metrics.queue_tokens.set_function(lambda: gate.num_tokens)
         metrics.num_admitted.set_function(lambda: gate.num_admitted)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for their turn."""
+        return self._gate.num_sequences
 
     @contextlib.contextmanager
     def serving(self, request: web.Request) -> Generator[Visit]:
@@ -203,6 +213,7 @@ class Intake:
         Raises:
             ApiError: 429 or 503.
         """
+        self._check_pause()
         ticket = Ticket(tenant, priority or 0, num_choices or 1, 0)
         reason = self._gate.refusal(ticket)
         if reason is not None:
@@ -214,7 +225,10 @@ class Intake:
         Raises:
             ApiError: 429 or 503, it is turned away.
         """
+        self._check_pause()
         gate = self._gate
+        if self._pool.is_paused:
+            gate.look_anew()  # a pause counts from now on, for every request
         gate.enter(ticket)
         if ticket.state is State.WAITING:
             if not self._pool.ready:
@@ -227,6 +241,11 @@ class Intake:
         if ticket.reason is not None:
             raise self._refused(ticket, ticket.reason)
         self._metrics.queue_time.observe(ticket.admitted_at - ticket.arrived_at)
+
+    def _check_pause(self) -> None:
+        if self._config.refuse_while_paused and self._pool.is_paused:
+            msg = "the workers are paused by their operator"
+            raise unavailable(msg, code="paused")
 
     def ended(self, ticket: Ticket, *, well: bool) -> None:
         """Take note that one sequence has ended, also if its client still reads."""

@@ -35,6 +35,7 @@ class Job:
     reasoning: Reasoning = Reasoning()
     session_id: str | None = None  # whose workers are preferred, see ``affinity``
     capture: bool = False  # the client can see where hidden states are saved
+    lora: str = ""  # name of the adapter; empty: the model itself
 
     @property
     def repeatable(self) -> bool:
@@ -54,7 +55,11 @@ class End:
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: JsonObject | None = None
     prompt_logprobs: Logprobs | None = None  # (num_prompt_tokens - 1) rows
-    weight_version: str | None = None
+    weight_version: str | None = None  # of the last id
+    # (index of the first id, version), ascending, where ids are of several
+    weight_versions: list[tuple[int, str]] = field(
+        default_factory=list[tuple[int, str]]
+    )
     called_tools: bool = False  # a parser found calls, and the output stopped
     worker_ids: dict[str, str] = field(default_factory=dict[str, str])
     timing: dict[str, float] = field(default_factory=dict[str, float])  # in ms

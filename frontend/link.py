@@ -20,9 +20,12 @@ from tokenwire.protocol.limits import (
     MAX_ERROR_CHARS,
 )
 from tokenwire.protocol.messages import (
+    ADMIN,
     CAPTURE,
     METRICS,
     ORPHANED_KV,
+    Admin,
+    AdminDone,
     Batch,
     Bye,
     Cancel,
@@ -40,17 +43,20 @@ from tokenwire.protocol.messages import (
     ReleaseKV,
     ScrapeMetrics,
     Settled,
+    Status,
     Submit,
 )
 
 from .conversation import HELLO_AGAIN_S, Conversation
 from .dealer import Context, Dealer
+from .errands import Errands
 from .keyring import LOOPBACK_ONLY, Keyring
 from .opened import OpenRequests
 from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
 from .reply import Reply
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S
 from .vigil import Vigil
+from .weights import update_of
 
 __all__ = ["TICK_S", "Link", "LinkState"]
 
@@ -83,6 +89,7 @@ class Link:
         heartbeat_timeout_s, stall_timeout_s, first_token_timeout_s: See ``Vigil``.
         on_ready: Called whenever it becomes ready.
         on_lost: Called whenever it no longer is.
+        on_status: Called when the worker's Status has changed, also at its start.
         on_orphan: Called with KV that is held for a lost frontend; returns whether that
             is seen to.
     """
@@ -100,12 +107,15 @@ class Link:
         first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
         on_ready: Callable[[], None] | None = None,
         on_lost: Callable[[], None] | None = None,
+        on_status: Callable[[], None] | None = None,
         on_orphan: Callable[[OrphanedKV], bool] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.state = LinkState.CONNECTING
         self.card: Card | None = None
         self.load = Load("")
+        self.status = Status()  # what Admins have made of it
+        self.is_outdated = False  # others have newer weights
         self.prefixes = Prefixes()  # what its engine may have cached
         self.num_open_at_load = 0  # requests of this frontend when it came
         self.is_leaving = False  # has left the list; what it runs may end
@@ -118,7 +128,9 @@ class Link:
         self._turn = 0  # which of several keys is the worker's
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_status = on_status
         self._on_orphan = on_orphan
+        self._errands = Errands()
         self._open = OpenRequests()
         self._take_metrics: Callable[[str], None] | None = None
         self._watchers: dict[Callable[[str], None], None] = {}
@@ -144,7 +156,21 @@ class Link:
     @property
     def weight_version(self) -> str | None:
         """What the worker calls its weights; None while it is unknown."""
-        return self.card.weight_version if self.card is not None else None
+        return self.status.weight_version if self.card is not None else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is connected, and speaks with this frontend."""
+        return self.state is LinkState.READY
+
+    @property
+    def stands(self) -> bool:
+        """Whether its engine makes no steps, on purpose."""
+        return self.status.paused or bool(self.status.busy)
+
+    def update_of(self, lora: str) -> int | None:
+        """Return which update a request's weights would be of; None: of none here."""
+        return update_of(self.status, lora)
 
     @property
     def captures(self) -> bool:
@@ -171,6 +197,8 @@ class Link:
             self.state is LinkState.READY
             and not self.is_leaving
             and not self.load.draining
+            and not self.is_outdated
+            and not self.status.fault
             and not self._vigil.is_suspect(self._loop.time())
         )
 
@@ -185,6 +213,13 @@ class Link:
             return "has left the list"
         if self.load.draining:
             return "is stopping"
+        if self.status.fault:
+            return f"has no whole weights: {self.status.fault}"
+        if self.is_outdated:
+            return (
+                f"has the weights {self.status.weight_version!r}, which are older than "
+                "others': update the weights again"
+            )
         return f"has stalled within the last {SUSPECT_S:.0f} s"
 
     def submit(self, message: Submit, reply: Reply) -> None:
@@ -233,6 +268,23 @@ class Link:
         """Have a file deleted that no client will hear of."""
         if self.captures and self.state is LinkState.READY:
             self._send(Discard(hidden_states_path))
+
+    def administer(self, message: Admin) -> asyncio.Future[AdminDone]:
+        """Send an admin call; the future brings its end, also if the worker is lost."""
+        future = self._errands.add(message.request_id)
+        if self.card is None or ADMIN not in self.card.capabilities:
+            text = "it is of an older release, without an admin plane"
+            self._errands.end(message.request_id, text, "unsupported")
+            return future
+        try:
+            sent = self.state is LinkState.READY and self._send(message)
+        except ProtocolError as error:
+            self._errands.end(message.request_id, str(error), "invalid")
+            return future
+        if not sent:
+            text = f"it is not connected ({self.state.value})"
+            self._errands.end(message.request_id, text, "lost")
+        return future
 
     def reads(self, handover: JsonObject) -> bool:
         """Return whether a request here still has to read this KV."""
@@ -406,6 +458,10 @@ class Link:
                 self._vigil.ended()
             case Load():
                 self._take_load(message)
+            case Status():
+                self._take_status(message)
+            case AdminDone():
+                self._errands.done(message)
             case OrphanedKV():
                 self._take_orphan(message)
             case MetricsText():
@@ -453,6 +509,8 @@ class Link:
             return
         self.card = card
         self.load = Load(card.incarnation)
+        self.status = Status(card.weight_version)
+        self._vigil.stands = False
         room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
         self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
         self.num_open_at_load = 0
@@ -465,8 +523,19 @@ class Link:
             card.engine_version,
             self.endpoint,
         )
+        if self._on_status is not None:
+            self._on_status()
         if self._on_ready is not None:
             self._on_ready()
+
+    def _take_status(self, status: Status) -> None:
+        if status.cache_epoch != self.status.cache_epoch:
+            self.prefixes.forget()
+        self.status = status
+        self._vigil.look(self._loop.time())  # how long it has stood so far
+        self._vigil.stands = self.stands
+        if self._on_status is not None:
+            self._on_status()
 
     def _take_load(self, load: Load) -> None:
         if self.card is not None and load.incarnation != self.card.incarnation:
@@ -495,6 +564,7 @@ class Link:
         self._set_state(state, reason)
         text = f"worker {worker_id} was lost: {reason}"
         self._open.lose_all(text)
+        self._errands.lose_all(text)
         self._vigil.ended()
         watchers, self._watchers = self._watchers, {}
         for lost in watchers:

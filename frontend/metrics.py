@@ -132,6 +132,9 @@ class Metrics:
         self._success = self._counter(
             "tokenwire_request_success", "Outputs that ended well.", "finished_reason"
         )
+        self._admin_calls = self._counter(
+            "tokenwire_admin_calls", "Calls of the admin plane.", "action", "outcome"
+        )
         self._responses = self._counter(
             "tokenwire_http_responses", "HTTP responses.", "route", "status"
         )
@@ -205,6 +208,10 @@ class Metrics:
     def succeeded(self, finish_reason: str) -> None:
         """Count an output that ended well."""
         self._success.labels(finish_reason).inc()
+
+    def admin_called(self, action: str, outcome: str) -> None:
+        """Count an admin call: ``ok``, ``partial``, ``failed`` or ``unauthorized``."""
+        self._admin_calls.labels(action, outcome).inc()
 
     def responded(self, route: str, status: int) -> None:
         """Count a response; *route* is a pattern, never a client's path."""

@@ -20,11 +20,12 @@ from tokenwire.protocol.tokens import TOKEN_BYTES
 from .affinity import choose, choose_prefill
 from .dealer import open_context
 from .disaggregation import PrefillPlace, RemotePrefill
-from .errors import ApiError, unavailable
+from .errors import ApiError, no_such_model, unavailable
 from .keyring import LOOPBACK_ONLY, Keyring
 from .link import TICK_S, Link, LinkState
 from .prefixes import Chain
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
+from .weights import Weights
 
 __all__ = ["WORKER_WAIT_S", "Instance", "Pool", "Route"]
 
@@ -65,6 +66,11 @@ class Instance(msgspec.Struct, omit_defaults=True):
     draining: bool = False
     leaving: bool = False
     num_open: int = 0
+    weight_version: str = ""
+    adapters: list[str] = []
+    paused: bool = False
+    sleeping: bool = False
+    busy: str = ""  # the admin action under way
 
 
 class Pool:
@@ -97,6 +103,8 @@ class Pool:
         self._waiting: dict[Callable[[], None], None] = {}  # in order of arrival
         self._context = open_context()
         self._links: dict[str, Link] = {}
+        self.weights = Weights()
+        """Which weights count, and the adapters that are served."""
 
     @property
     def links(self) -> Iterable[Link]:
@@ -133,7 +141,8 @@ class Pool:
                     stall_timeout_s=self._stall_timeout_s,
                     first_token_timeout_s=self._first_token_timeout_s,
                     on_ready=self._wake,
-                    on_lost=self._try_refused,
+                    on_lost=self._lost,
+                    on_status=self._take_stock,
                     on_orphan=self._adopt,
                 )
 
@@ -175,12 +184,21 @@ class Pool:
         ]
         return min(lengths, default=None)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether a worker is paused: then nothing new is begun at any of them."""
+        return any(
+            link.is_ready and not link.is_leaving and link.status.paused
+            for link in self._links.values()
+        )
+
     def route(
         self,
         packed: bytes,
         chain: Chain,
         exclude: frozenset[Link],
         session_id: str | None = None,
+        lora: str = "",
         *,
         captures: bool = False,
     ) -> Route:
@@ -191,31 +209,37 @@ class Pool:
             chain: The same as prefixes; extended here if they are needed.
             exclude: Who must not get it.
             session_id: Whose earlier requests' workers are preferred.
+            lora: The adapter that it is for; empty: the model itself.
             captures: The prompt is to be computed where its hidden states are saved,
                 if that is anywhere.
 
         Raises:
-            ApiError: 503: no worker can take it.
+            ApiError: 503: no worker can take it; 404: the adapter was unloaded.
         """
+        if lora and lora not in self.weights.adapters:
+            raise no_such_model(lora, [self.model, *self.weights.adapters])
         num_tokens = len(packed) // TOKEN_BYTES
         if captures:
-            route = self._capturing(exclude, session_id, num_tokens)
+            route = self._capturing(exclude, session_id, lora, num_tokens)
             if route is not None:
                 return route
-            if exclude and self._capturing(frozenset(), session_id, num_tokens):
+            if exclude and self._capturing(frozenset(), session_id, lora, num_tokens):
                 # Who saves them has failed: an answer without them would hide that.
                 raise self.no_worker()
-        decode = choose(self._outputs(exclude), session_id)
+        decode = choose(self._fit_for(lora, self._outputs(exclude)), session_id)
         if decode is None:
             raise self.no_worker()
         if decode.card is not None and decode.card.role is Role.AGGREGATED:
             return Route(decode, place=PrefillPlace.AGGREGATED)
         prefill = choose_prefill(
-            [
-                link
-                for link in self.usable(Role.PREFILL)
-                if link not in exclude and _fit(link, decode)
-            ],
+            self._fit_for(
+                lora,
+                [
+                    link
+                    for link in self.usable(Role.PREFILL)
+                    if link not in exclude and _fit(link, decode, lora)
+                ],
+            ),
             session_id,
             num_tokens,
             self._remote_prefill.max_queued_tokens,
@@ -230,32 +254,47 @@ class Pool:
         return Route(decode, prefill if is_remote else None, place)
 
     def _capturing(
-        self, exclude: frozenset[Link], session_id: str | None, num_tokens: int
+        self,
+        exclude: frozenset[Link],
+        session_id: str | None,
+        lora: str,
+        num_tokens: int,
     ) -> Route | None:
         """Return a route by which the prompt's hidden states are saved, if any."""
         outputs = [link for link in self._outputs(exclude) if link.captures]
-        if (decode := choose(outputs, session_id)) is not None:
+        decode = choose(self._fit_for(lora, outputs), session_id)
+        if decode is not None:
             return Route(decode, place=PrefillPlace.AGGREGATED)
-        decoders = [one for one in self.usable(Role.DECODE) if one not in exclude]
+        decoders = self._fit_for(
+            lora, [one for one in self.usable(Role.DECODE) if one not in exclude]
+        )
         prefill = choose_prefill(
-            [
-                link
-                for link in self.usable(Role.PREFILL)
-                if link not in exclude
-                and link.captures
-                and any(_fit(link, one) for one in decoders)
-            ],
+            self._fit_for(
+                lora,
+                [
+                    link
+                    for link in self.usable(Role.PREFILL)
+                    if link not in exclude
+                    and link.captures
+                    and any(_fit(link, one, lora) for one in decoders)
+                ],
+            ),
             session_id,
             num_tokens,
             self._remote_prefill.max_queued_tokens,
         )
         if prefill is None:
             return None
-        decode = choose([one for one in decoders if _fit(prefill, one)], session_id)
+        fitting = [one for one in decoders if _fit(prefill, one, lora)]
+        decode = choose(fitting, session_id)
         return None if decode is None else Route(decode, prefill)
 
     def decode_for(
-        self, prefill: Link, exclude: frozenset[Link], session_id: str | None = None
+        self,
+        prefill: Link,
+        exclude: frozenset[Link],
+        session_id: str | None = None,
+        lora: str = "",
     ) -> Link | None:
         """Return who goes on with what *prefill* has computed; None: nobody can.
 
@@ -263,10 +302,15 @@ class Pool:
         began has got other hand-overs since.
         """
         decoders = self.usable(Role.DECODE)
-        return choose(
-            [one for one in decoders if one not in exclude and _fit(prefill, one)],
-            session_id,
-        )
+        fitting = [
+            one for one in decoders if one not in exclude and _fit(prefill, one, lora)
+        ]
+        return choose(self._fit_for(lora, fitting), session_id)
+
+    def _fit_for(self, lora: str, links: list[Link]) -> list[Link]:
+        """Return who has the adapter; those that make steps, if any does."""
+        fitting = [link for link in links if self.weights.has(link, lora)]
+        return [link for link in fitting if not link.stands] or fitting
 
     def _outputs(self, exclude: frozenset[Link]) -> list[Link]:
         return [
@@ -327,6 +371,11 @@ class Pool:
                 draining=link.load.draining,
                 leaving=link.is_leaving,
                 num_open=link.num_open,
+                weight_version=link.weight_version or "",
+                adapters=[adapter.name for adapter in link.status.adapters],
+                paused=link.status.paused,
+                sleeping=bool(link.status.sleep_level),
+                busy=link.status.busy,
             )
             for link in self._links.values()
         ]
@@ -349,8 +398,14 @@ class Pool:
                 del self._links[endpoint]
                 link.close("the worker left the list")
 
-    def _try_refused(self) -> None:
+    def _take_stock(self) -> None:
+        """Judge all workers anew: one has other weights, or none any more."""
+        self.weights.look(self._links.values())
+        self._wake()
+
+    def _lost(self) -> None:
         """A name may be free, now that a worker is gone."""
+        self._take_stock()
         for link in self._links.values():
             link.try_again()
 
@@ -399,9 +454,11 @@ def _no_releases() -> deque[ReleaseKV]:
     return deque(maxlen=MAX_UNRELEASED)
 
 
-def _fit(prefill: Link, decode: Link) -> bool:
+def _fit(prefill: Link, decode: Link, lora: str) -> bool:
     if prefill.card is None or decode.card is None:
         return False
+    if prefill.update_of(lora) != decode.update_of(lora):
+        return False  # KV of one is nothing to the other
     try:
         check_pair(prefill.card, decode.card)
     except Incompatible as error:

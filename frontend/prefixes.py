@@ -23,14 +23,14 @@ _CHUNK_BYTES = CHUNK_TOKENS * TOKEN_BYTES
 class Chain:
     """A sequence's prefixes as hashes, one for each whole chunk; grows with it.
 
-    Two sequences share a hash if they share all tokens up to it, and the salt. Hashes
-    are this process's own: a client can aim for no collision.
+    Two sequences share a hash if they share all tokens up to it, the salt and the
+    adapter. Hashes are this process's own: a client can aim for no collision.
     """
 
     __slots__ = ("_salt", "hashes")
 
-    def __init__(self, salt: str | None = None) -> None:
-        self._salt = salt
+    def __init__(self, salt: str | None = None, lora: str = "") -> None:
+        self._salt = (salt, lora)
         self.hashes: list[int] = []
 
     def extend(self, packed: bytes) -> None:
@@ -54,6 +54,10 @@ class Prefixes:
 
     def __len__(self) -> int:
         return len(self._chunks)
+
+    def forget(self) -> None:
+        """Take note that the worker has emptied its cache."""
+        self._chunks.clear()
 
     def num_cached_tokens(self, chain: Chain) -> int:
         """Return how many of the first tokens of *chain* the worker should have."""

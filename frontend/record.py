@@ -5,7 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tokenwire.protocol.messages import Finished, FinishReason, JsonObject
+from tokenwire.protocol.messages import (
+    BY_PAUSE,
+    Finished,
+    FinishReason,
+    JsonObject,
+)
 from tokenwire.protocol.tokens import unpack_ids
 
 from .continuation import prompt_rows
@@ -50,10 +55,12 @@ class Record:
         "_num_cached_tokens",
         "_origin",
         "_started_at",
+        "_weight_versions",
         "moved",
         "prefill_end",
         "route",
         "saved",
+        "weight_version",
     )
 
     def __init__(self, job: Job) -> None:
@@ -63,6 +70,8 @@ class Record:
         self._started_at = time.monotonic()
         self._handover_at = 0.0
         self._first_token_at: float | None = None
+        self._weight_versions: list[tuple[int, str]] = []
+        self.weight_version: str | None = None  # of the newest id
         self.route: Route | None = None  # of the newest legs
         self.prefill_end: Finished | None = None  # whose KV the decode leg reads
         self.saved: Saved | None = None  # when the prompt was computed
@@ -93,6 +102,12 @@ class Record:
         self._first_token_at = time.monotonic()
         return self._first_token_at - self._handover_at if handed_over else None
 
+    def weights(self, first_index: int, weight_version: str | None) -> None:
+        """Take note that ids from *first_index* on are of other weights than before."""
+        self.weight_version = weight_version
+        if weight_version is not None:
+            self._weight_versions.append((first_index, weight_version))
+
     def good_end(self, finished: Finished | None) -> End:
         """Return the end of an output that a worker, or a stop string, completed.
 
@@ -101,7 +116,8 @@ class Record:
         """
         end = self.end(finished.reason if finished is not None else FinishReason.STOP)
         if finished is not None:
-            end.stop_reason = finished.stop_reason
+            if finished.stop_reason != BY_PAUSE:
+                end.stop_reason = finished.stop_reason
             end.kv_transfer_params = finished.kv_transfer_params
         source = self._origin or finished
         if source is not None:
@@ -132,5 +148,6 @@ class Record:
                 end.worker_ids["prefill_worker_id"] = self.route.prefill.worker_id
             decode = self.route.decode
             end.worker_ids["decode_worker_id"] = decode.worker_id
-            end.weight_version = decode.weight_version
+            end.weight_version = self.weight_version or decode.weight_version
+        end.weight_versions = self._weight_versions
         return end

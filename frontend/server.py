@@ -24,6 +24,7 @@ from .generate import GenerateRequest, generate_call
 from .intake import Intake, tenant_of, ticket_of
 from .job import End
 from .metrics import CONTENT_TYPE, Metrics
+from .models import ModelList
 from .openapi import openapi_document
 from .parsers import Parsers
 from .policy import Policy
@@ -55,19 +56,6 @@ _PLAIN_ROUTES: dict[str, PlainAnswer] = {
     "/v1/completions/render": render_completion,
 }
 
-_PERMISSIONS = {
-    "allow_create_engine": False,
-    "allow_sampling": True,
-    "allow_logprobs": True,
-    "allow_search_indices": False,
-    "allow_view": True,
-    "allow_fine_tuning": False,
-    "organization": "*",
-    "group": None,
-    "is_blocking": False,
-}
-"""What vLLM says of every model; OpenAI itself has left the list off."""
-
 
 class Server:
     """The routes and what they share."""
@@ -78,7 +66,7 @@ class Server:
         model: TextModel,
         pool: Pool,
         metrics: Metrics,
-        started: int,
+        started: int,  # Unix seconds
         parsers: Parsers | None = None,
     ) -> None:
         self._config = config
@@ -88,7 +76,7 @@ class Server:
         self._model = model
         self._pool = pool
         self._metrics = metrics
-        self._started = started  # Unix seconds
+        self.models = ModelList(pool, started)
         self._openapi_json: bytes | None = None  # made when first asked for
         self.intake = Intake(config, pool, metrics)
         self._engine_metrics = EngineMetrics(lambda: pool.links, metrics)
@@ -97,7 +85,7 @@ class Server:
     def application(self) -> web.Application:
         """Return the aiohttp application."""
         app = web.Application(
-            middlewares=[self._errors], client_max_size=self._config.max_body_bytes
+            middlewares=[self.errors], client_max_size=self._config.max_body_bytes
         )
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
@@ -106,7 +94,7 @@ class Server:
             app.router.add_post(path, partial(self._plain, answer))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._one_model)
-        app.router.add_get("/health", self._health)
+        app.router.add_get("/health", self.health)
         app.router.add_get("/live", self._live)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._serve_metrics)
@@ -193,33 +181,11 @@ class Server:
 
     async def _models(self, request: web.Request) -> web.Response:
         del request
-        return _json({"object": "list", "data": [self._model_object()]})
+        return web.Response(body=self.models.all(), content_type="application/json")
 
     async def _one_model(self, request: web.Request) -> web.Response:
-        name = request.match_info["model"]
-        if name != self._pool.model:
-            msg = f"The model {name!r:.200} does not exist"
-            raise ApiError(404, msg, param="model", code="model_not_found")
-        return _json(self._model_object())
-
-    def _model_object(self) -> dict[str, object]:
-        return {
-            "id": self._pool.model,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "tokenwire",
-            "root": self._pool.model,
-            "parent": None,
-            "max_model_len": self._pool.max_model_len,
-            "permission": [
-                {
-                    "id": f"modelperm-{self._pool.incarnation}",
-                    "object": "model_permission",
-                    "created": self._started,
-                    **_PERMISSIONS,
-                }
-            ],
-        }
+        body = self.models.one(request.match_info["model"])
+        return web.Response(body=body, content_type="application/json")
 
     async def _version(self, request: web.Request) -> web.Response:
         del request
@@ -235,7 +201,8 @@ class Server:
         workers = {role.value: len(self._pool.usable(role)) for role in Role}
         return _json({"ready": ready, "workers": workers}, 200 if ready else 503)
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def health(self, request: web.Request) -> web.Response:
+        """Answer ``/health``: whether it can serve, and each worker's state."""
         del request
         ready = self._pool.ready and not self.intake.draining
         body = {
@@ -261,7 +228,7 @@ class Server:
         return web.Response(body=self._openapi_json, content_type="application/json")
 
     @web.middleware
-    async def _errors(
+    async def errors(
         self, request: web.Request, handler: Handler
     ) -> web.StreamResponse:
         """Answer every failure in OpenAI's shape, and count every response."""

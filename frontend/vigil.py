@@ -35,6 +35,7 @@ class Vigil:
         "_stall",
         "_stuck_s",
         "_suspect_until",
+        "stands",
     )
 
     def __init__(
@@ -52,6 +53,8 @@ class Vigil:
         self._stall = Stall(stall_timeout_s, first_token_timeout_s)
         self._stuck_s, self._next_look = first_token_timeout_s, 0.0
         self._suspect_until = 0.0
+        self.stands = False
+        """Whether the engine makes no steps on purpose: then none are missed."""
 
     def begin(self, now: float) -> None:
         """A handshake begins: what was heard before does not count."""
@@ -81,7 +84,7 @@ class Vigil:
 
     def look(self, now: float) -> None:
         """Look at the clock, several times within every timeout."""
-        if self._liveness.slept(now) and self._open:
+        if (self._liveness.slept(now) or self.stands) and self._open:
             self._stall.begin(now)
             self._open.look_anew(now)
 

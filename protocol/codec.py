@@ -9,6 +9,7 @@ import msgspec
 
 from .errors import LocalProtocolError, MalformedMessage, MessageTooLarge
 from .limits import (
+    MAX_ADAPTERS,
     MAX_BATCH_ITEMS,
     MAX_CONTROL_BYTES,
     MAX_MESSAGE_BYTES,
@@ -16,6 +17,8 @@ from .limits import (
     MAX_REQUEST_ID_CHARS,
 )
 from .messages import (
+    Admin,
+    AdminDone,
     Batch,
     Cancel,
     Card,
@@ -28,6 +31,7 @@ from .messages import (
     OrphanedKV,
     ReleaseKV,
     Settled,
+    Status,
     Submit,
     Tokens,
 )
@@ -88,6 +92,11 @@ def decode_from_frontend(data: bytes | memoryview) -> FromFrontend:
         _check_counts(message, ("capture_tokens",), "$")
     elif isinstance(message, Cancel | ReleaseKV | Settled):
         _check_id(message.request_id)
+    elif isinstance(message, Admin):
+        _check_id(message.request_id)
+        if not 0 <= message.timeout_s < math.inf:
+            msg = f"$.timeout_s: {message.timeout_s}"
+            raise MalformedMessage(msg)
     return message
 
 
@@ -109,8 +118,13 @@ def decode_from_worker(data: bytes | memoryview) -> FromWorker:
             _check_tokens(item, position)
         for position, end in enumerate(message.finished):
             _check_finished(end, f"$.finished[{position}]")
-    elif isinstance(message, OrphanedKV):
+    elif isinstance(message, OrphanedKV | AdminDone):
         _check_id(message.request_id)
+    elif isinstance(message, Status):
+        _check_counts(message, ("update", "sleep_level", "cache_epoch"), "$")
+        if len(message.adapters) > MAX_ADAPTERS:
+            msg = f"$.adapters: {len(message.adapters)}, the limit is {MAX_ADAPTERS}"
+            raise MalformedMessage(msg)
     elif isinstance(message, Card):
         _check_counts(message, _CARD_COUNTS, "$")
     elif isinstance(message, Load):
@@ -180,6 +194,7 @@ _CARD_COUNTS = (
     "block_size",
     "max_num_seqs",
     "num_kv_blocks",
+    "world_size",
 )
 _LOAD_COUNTS = (
     "num_running",
@@ -192,7 +207,7 @@ _LOAD_COUNTS = (
 
 
 def _check_counts(
-    item: Submit | Card | Load | Finished, fields: tuple[str, ...], path: str
+    item: Submit | Card | Load | Status | Finished, fields: tuple[str, ...], path: str
 ) -> None:
     for field in fields:
         if getattr(item, field) < 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 __all__ = [
     "HEARTBEAT_INTERVAL_S",
     "HEARTBEAT_TIMEOUT_S",
+    "MAX_ADAPTERS",
+    "MAX_ADAPTER_NAME_CHARS",
     "MAX_BATCH_ITEMS",
     "MAX_CONTROL_BYTES",
     "MAX_ERROR_CHARS",
@@ -28,6 +30,12 @@ MAX_METRICS_BYTES = 1024 * 1024
 
 MAX_BATCH_ITEMS = 65_536
 """Items in one Batch: 16 engine steps of the largest ``max_num_seqs`` in use (4096)."""
+
+MAX_ADAPTERS = 256
+"""LoRA adapters of a worker; their names fit into one Status, a control message."""
+
+MAX_ADAPTER_NAME_CHARS = 128
+"""A hub id has at most 96, and a trainer's run has its step in the name."""
 
 MAX_REQUEST_ID_CHARS = 64
 """Ids are ours (at most 36 characters today); twice that leaves room to grow."""

@@ -21,10 +21,16 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "ADMIN",
+    "BY_PAUSE",
     "CAPTURE",
     "METRICS",
     "ORPHANED_KV",
     "PROTOCOL_VERSION",
+    "STATUS",
+    "Adapter",
+    "Admin",
+    "AdminDone",
     "Batch",
     "Bye",
     "Cancel",
@@ -50,6 +56,7 @@ __all__ = [
     "Sampling",
     "ScrapeMetrics",
     "Settled",
+    "Status",
     "StructuredOutput",
     "Submit",
     "Tokens",
@@ -69,6 +76,15 @@ METRICS = "metrics"
 
 CAPTURE = "capture"
 """Capability, in Card: saves hidden states where Submit asks for them, takes Discard."""
+ADMIN = "admin"
+"""Capability. In Card: takes Admin."""
+
+STATUS = "status"
+"""Capability. In Hello: takes Status. In Card: sends it."""
+
+BY_PAUSE = "paused"
+"""``Finished.stop_reason`` with ABORT: an Admin has ended it, on purpose. What it has is
+its answer, and it does not go on elsewhere."""
 
 Seq = int | msgspec.UnsetType
 """1, 2, ... on its link and in its direction; an older peer sends none."""
@@ -187,6 +203,10 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     seq: Seq = msgspec.UNSET
     # Of the prompt, from its start: whose hidden states are saved. 0: none.
     capture_tokens: int = 0
+    lora: str = ""  # name of the adapter; empty: the model itself
+    # On Leg.DECODE: of which weights the KV is, as Status counts them. A worker that
+    # has others refuses the request (``ErrorKind.HANDOVER``).
+    handover_update: int | None = None
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
@@ -240,6 +260,20 @@ class ScrapeMetrics(msgspec.Struct, tag="scrape_metrics", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
+class Admin(msgspec.Struct, tag="admin", frozen=True, omit_defaults=True):
+    """Do something to the engine itself. Answered by exactly one AdminDone.
+
+    ``action`` is an open word (see ``admin``): a worker that does not know it says so in
+    its answer, so a new one needs no capability. Only to workers with ``ADMIN``.
+    """
+
+    request_id: str
+    action: str
+    arguments: JsonObject = {}
+    timeout_s: float = 0.0  # after which the worker gives up; 0: never
+    seq: Seq = msgspec.UNSET
+
+
 class Ping(msgspec.Struct, tag="ping", frozen=True):
     """The frontend is alive; every ``HEARTBEAT_INTERVAL_S``."""
 
@@ -255,7 +289,16 @@ class Bye(msgspec.Struct, tag="bye", frozen=True):
 
 
 FromFrontend = (
-    Hello | Submit | Cancel | ReleaseKV | Settled | Discard | Ping | Bye | ScrapeMetrics
+    Hello
+    | Submit
+    | Cancel
+    | ReleaseKV
+    | Settled
+    | Discard
+    | Ping
+    | Bye
+    | ScrapeMetrics
+    | Admin
 )
 
 
@@ -287,6 +330,7 @@ class Card(msgspec.Struct, tag="card", frozen=True, omit_defaults=True):
     # Whose hidden states the engine keeps beside the KV; equal on both sides of a
     # hand-over, ascending.
     hidden_state_layers: list[int] = []
+    world_size: int = 1  # devices of its engine, of all ranks
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
@@ -322,7 +366,7 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     num_output_tokens: int  # as many ids as Tokens carried
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    stop_reason: int | str | None = None  # the stop token that matched
+    stop_reason: int | str | None = None  # the stop token that matched, or BY_PAUSE
     error_kind: ErrorKind | None = None
     error: str = ""
     prompt_token_ids: bytes | None = None  # as the engine saw them; if echo_prompt
@@ -356,6 +400,44 @@ class Load(msgspec.Struct, tag="load", frozen=True, omit_defaults=True):
     num_frontends: int = 0  # that are connected; 0: an older worker does not say
 
 
+class Adapter(msgspec.Struct, array_like=True, frozen=True):
+    """A LoRA adapter that a worker has loaded."""
+
+    name: str
+    update: int  # of the Admin that loaded it
+
+
+class Status(msgspec.Struct, tag="status", frozen=True, omit_defaults=True):
+    """What Admins have made of a worker: after Card, and whenever it changes.
+
+    Tokens of old weights precede the Status that tells of new ones, and tokens of new
+    weights follow it: so a frontend knows which weights each id is of. Only to frontends with the capability ``STATUS``.
+    """
+
+    weight_version: str = "default"
+    # Which update brought the weights; of two workers, the one with the larger number
+    # has the newer ones. 0: those it started with.
+    update: int = 0
+    adapters: list[Adapter] = []
+    paused: bool = False  # nothing is computed until it is resumed
+    sleep_level: int = 0  # 0: awake
+    busy: str = ""  # the action under way: no steps are made meanwhile
+    cache_epoch: int = 0  # how often the prefix cache was emptied
+    fault: str = ""  # why it cannot serve until an update succeeds; empty: it can
+    seq: Seq = msgspec.UNSET
+
+
+class AdminDone(msgspec.Struct, tag="admin_done", frozen=True, omit_defaults=True):
+    """The one answer to an Admin; a Status that it led to precedes it."""
+
+    request_id: str
+    error: str = ""  # empty: it is done
+    # "invalid" | "not_found" | "unsupported" | "busy" | "timeout" | "failed"
+    error_kind: str = ""
+    result: JsonObject = {}
+    seq: Seq = msgspec.UNSET
+
+
 class EngineDead(msgspec.Struct, tag="engine_dead", frozen=True):
     """The engine died; Finished of every open request precedes it. The worker exits."""
 
@@ -382,4 +464,14 @@ class MetricsText(msgspec.Struct, tag="metrics_text", frozen=True, omit_defaults
     seq: Seq = msgspec.UNSET
 
 
-FromWorker = Card | Refused | Batch | Load | OrphanedKV | EngineDead | MetricsText
+FromWorker = (
+    Card
+    | Refused
+    | Batch
+    | Load
+    | OrphanedKV
+    | EngineDead
+    | MetricsText
+    | Status
+    | AdminDone
+)

@@ -20,6 +20,8 @@ import msgspec
 
 from .errors import SequenceError
 from .messages import (
+    Admin,
+    AdminDone,
     Batch,
     Bye,
     Cancel,
@@ -34,15 +36,16 @@ from .messages import (
     ReleaseKV,
     ScrapeMetrics,
     Settled,
+    Status,
     Submit,
 )
 
 __all__ = ["Incoming", "Numbered", "Outgoing"]
 
 _FromFrontend = (
-    Submit | Cancel | ReleaseKV | Settled | Discard | Ping | Bye | ScrapeMetrics
+    Submit | Cancel | ReleaseKV | Settled | Discard | Ping | Bye | ScrapeMetrics | Admin
 )
-_FromWorker = Batch | Load | OrphanedKV | EngineDead | MetricsText
+_FromWorker = Batch | Load | OrphanedKV | EngineDead | MetricsText | Status | AdminDone
 Numbered = _FromFrontend | _FromWorker
 """All but Hello, Card and Refused."""
 

@@ -46,17 +46,40 @@ class Admission:
         self.num_queued_tokens = 0
         self.is_draining = False
 
-    def refusal(self, submit: Submit, *, is_open: bool) -> Refusal | None:
+    def refusal(
+        self, submit: Submit, *, is_open: bool, update: int | None = 0, fault: str = ""
+    ) -> Refusal | None:
         """Return why *submit* is not taken, or None.
 
         Args:
             submit: What a frontend asks.
             is_open: Whether that frontend has a request of this id already.
+            update: Which update its weights are of here; None: they are not here.
+            fault: Why this worker cannot serve; empty: it can.
         """
         if is_open:
             error = f"request {submit.request_id} is open already"
             return Refusal(ErrorKind.INVALID, error)
-        return self._misfit(submit) or self._no_room(submit)
+        return (
+            self._misfit(submit)
+            or self._wrong_weights(submit, update, fault)
+            or self._no_room(submit)
+        )
+
+    def _wrong_weights(
+        self, submit: Submit, update: int | None, fault: str
+    ) -> Refusal | None:
+        who = f"worker {self._card.worker_id}"
+        if fault:
+            return Refusal(ErrorKind.DRAINING, f"{who} cannot serve: {fault}")
+        if update is None:
+            # Another worker may have it: what is known of this one was older.
+            error = f"{who} has no adapter {submit.lora!r:.140}"
+            return Refusal(ErrorKind.DRAINING, error)
+        if submit.handover_update not in {None, update}:
+            error = f"the KV is of weights that {who} does not have"
+            return Refusal(ErrorKind.HANDOVER, error)
+        return None
 
     def _misfit(self, submit: Submit) -> Refusal | None:
         card = self._card

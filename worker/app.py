@@ -26,10 +26,12 @@ import uvloop
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError
 from tokenwire.protocol.messages import (
+    ADMIN,
     CAPTURE,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
+    STATUS,
     Card,
 )
 from tokenwire.protocol.process import raise_file_limit
@@ -195,10 +197,13 @@ class Worker:
             capabilities=[
                 ORPHANED_KV,
                 METRICS,
+                ADMIN,
+                STATUS,
                 *([CAPTURE] if self._captures else []),
             ],
             weight_version=config.weight_version,
             hidden_state_layers=list(config.capture.layers) if config.capture else [],
+            world_size=info.world_size,
         )
 
     def _announce(self, endpoint: str) -> None:

@@ -5,14 +5,17 @@ Laws, kept by every engine and tested on each by the same contract tests:
   also after ``abort`` and when the engine dies.
 - Outputs of one request come in order; nothing follows its end.
 - ``submit`` and ``abort`` never block the event loop.
+- After ``administer`` returns, exactly one call of ``done`` comes. Tokens of old weights
+  have reached the sink before it, and those of new weights come after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from tokenwire.protocol.admin import Action
 from tokenwire.protocol.messages import (
     ErrorKind,
     FinishReason,
@@ -23,6 +26,7 @@ from tokenwire.protocol.messages import (
 )
 
 __all__ = [
+    "AdminOutcome",
     "Engine",
     "EngineFinished",
     "EngineInfo",
@@ -50,6 +54,7 @@ class EngineRequest:
     reasoning_ended: bool | None = None  # None: the engine looks at the prompt
     reasoning_parser_kwargs: JsonObject | None = None
     capture_tokens: int = 0  # of the prompt, whose hidden states are saved
+    lora: str = ""  # a loaded adapter; empty: the model itself
 
 
 @dataclass(slots=True)  # not frozen: one per token, and frozen ones cost 4x to make
@@ -97,6 +102,18 @@ class EngineInfo:
     dtype: str
     connector: str = ""
     connector_compatibility: str = ""
+    world_size: int = 1  # devices, of all ranks
+
+
+@dataclass(slots=True, frozen=True)
+class AdminOutcome:
+    """How an action ended."""
+
+    error: str = ""  # one sentence; empty: it is done
+    kind: str = ""  # see ``AdminDone.error_kind``
+    result: JsonObject = field(default_factory=dict[str, Any])
+    is_broken: bool = False  # the weights are neither the old nor the new ones
+    is_awake: bool = True  # of WakeUp: all memory is there again
 
 
 @dataclass(slots=True, frozen=True)
@@ -144,6 +161,18 @@ class Engine(Protocol):
 
     def release_kv(self, request_id: str, handover: JsonObject) -> None:
         """On a decode engine: let the prefill engine free what it holds."""
+
+    def administer(
+        self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
+    ) -> None:
+        """Do *action*, one at a time; only a Resume may cross a Pause, and ends it.
+
+        Args:
+            action: What to do. The caller ends requests itself where a mode says
+                ``abort``.
+            timeout_s: After which the engine gives up; 0: never.
+            done: Called once, on the event loop, not before this returns.
+        """
 
     def load(self) -> EngineLoad:
         """Return how busy the engine is."""

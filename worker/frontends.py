@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from tokenwire.protocol.exchange import Exchange
 from tokenwire.protocol.limits import MAX_ERROR_CHARS
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
+    BY_PAUSE,
     ErrorKind,
     Finished,
     FinishReason,
@@ -18,7 +21,14 @@ from tokenwire.worker.engine import EngineFinished
 
 from .outbox import Outbox
 
-__all__ = ["Frontend", "Request"]
+__all__ = ["EndedBy", "Frontend", "Request"]
+
+
+class EndedBy(Enum):
+    """Why an Admin has cancelled a request."""
+
+    PAUSE = "pause"  # with the mode abort: what it has is its answer
+    OLD_KV = "old_kv"  # its KV comes from weights that were replaced
 
 
 class Frontend:
@@ -51,6 +61,7 @@ class Request:
     """A Submit without a Finished."""
 
     __slots__ = (
+        "ended_by",
         "engine_id",
         "exchange",
         "frontend",
@@ -69,6 +80,7 @@ class Request:
         self.submitted_at = now
         self.exchange = Exchange()
         self.is_evicted = False  # cancelled by the worker, which leaves
+        self.ended_by: EndedBy | None = None  # an Admin, for this reason
         self.num_queued_tokens = self.num_prompt_tokens  # 0 from the first token on
 
     @property
@@ -76,10 +88,19 @@ class Request:
         """The prompt's length, as submitted."""
         return len(self.submit.token_ids) // TOKEN_BYTES
 
+    def _stop_reason(
+        self, reason: FinishReason, of_engine: int | str | None
+    ) -> int | str | None:
+        by_pause = self.ended_by is EndedBy.PAUSE and reason is FinishReason.ABORT
+        return BY_PAUSE if by_pause else of_engine
+
     def end(self, end: EngineFinished) -> Finished:
         """Return what the frontend is told of the engine's *end*."""
-        if self.is_evicted and end.reason is FinishReason.ABORT:
-            return self.evicted_end()
+        if end.reason is FinishReason.ABORT:
+            if self.is_evicted:
+                return self.evicted_end()
+            if self.ended_by is EndedBy.OLD_KV:
+                return self._old_kv_end()
         prompt = pack_ids(end.prompt_token_ids) if self.submit.echo_prompt else None
         return Finished(
             request_id=self.submit.request_id,
@@ -87,7 +108,7 @@ class Request:
             num_output_tokens=self.exchange.num_tokens,
             num_prompt_tokens=end.num_prompt_tokens,
             num_cached_tokens=end.num_cached_tokens,
-            stop_reason=end.stop_reason,
+            stop_reason=self._stop_reason(end.reason, end.stop_reason),
             error_kind=end.error_kind,
             error=end.error[:MAX_ERROR_CHARS],
             prompt_token_ids=prompt,
@@ -107,9 +128,23 @@ class Request:
             reason=reason,
             num_output_tokens=self.exchange.num_tokens,
             num_prompt_tokens=self.num_prompt_tokens,
+            stop_reason=self._stop_reason(reason, None),
             error_kind=kind,
             error=error[:MAX_ERROR_CHARS],
         )
+
+    def given_up_end(self) -> Finished:
+        """Return an end for a request that the engine does not end after an abort."""
+        if self.is_evicted:
+            return self.evicted_end()
+        if self.ended_by is EndedBy.OLD_KV:
+            return self._old_kv_end()
+        return self.made_up_end(FinishReason.ABORT)
+
+    def _old_kv_end(self) -> Finished:
+        """Return the end of what would read KV of weights that are no more."""
+        text = "the weights have changed since the prompt's KV was computed"
+        return self.made_up_end(FinishReason.ERROR, ErrorKind.HANDOVER, text)
 
     def evicted_end(self) -> Finished:
         """Return the end of what the worker did not finish before it left."""

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
-from tokenwire.protocol.errors import Incompatible
+from tokenwire.protocol.errors import Incompatible, ProtocolError
 from tokenwire.protocol.handshake import check_hello
 from tokenwire.protocol.limits import MAX_ERROR_CHARS
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
+    STATUS,
+    Admin,
+    AdminDone,
     Bye,
     Cancel,
     Card,
@@ -43,10 +47,11 @@ from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, EngineTokens
 
+from .administration import Administration
 from .admission import Admission, Bounds, Refusal
 from .delivery import Delivery, Sender
 from .exposition import Exposition
-from .frontends import Frontend, Request
+from .frontends import EndedBy, Frontend, Request
 from .metrics import Metrics
 from .orphans import Orphans
 from .timers import Timers
@@ -93,6 +98,9 @@ class Service:
         self._num_submits = 0
         self._sender = sender
         self._delivery = Delivery(sender, timers, metrics, self._lose)
+        self._administration = Administration(
+            engine, self, model=card.model, weight_version=card.weight_version
+        )
         self.dead_reason: str | None = None
         self.on_change: Callable[[], None] = _nothing
         """Called when the engine has died, and when a drained worker is empty."""
@@ -136,6 +144,8 @@ class Service:
                 self._tell_metrics(frontend)
             case Discard():
                 self._discard(message.hidden_states_path)
+            case Admin():
+                self._administration.begin(message, partial(self._admin_done, frontend))
             case Ping():
                 pass  # it has been heard
             case Bye():
@@ -176,6 +186,7 @@ class Service:
         self._frontends[identity] = frontend
         logger.info("frontend %s is here", hello.frontend_id)
         self._delivery.send(frontend, self._card)
+        self._send_status(frontend)
         self._delivery.send(frontend, self._load())
 
     def _lose_earlier(self, identity: bytes, hello: Hello) -> None:
@@ -190,7 +201,12 @@ class Service:
 
     def _submit(self, frontend: Frontend, submit: Submit) -> None:
         is_open = submit.request_id in frontend.requests
-        refusal = self._admission.refusal(submit, is_open=is_open)
+        refusal = self._admission.refusal(
+            submit,
+            is_open=is_open,
+            update=self._administration.update_of(submit.lora),
+            fault=self._administration.status.fault,
+        )
         if refusal is not None:
             self._refuse(frontend, submit, refusal)
             return
@@ -214,6 +230,7 @@ class Service:
                 reasoning_ended=submit.reasoning_ended,
                 reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
                 capture_tokens=submit.capture_tokens,
+                lora=submit.lora,
             )
         )
 
@@ -260,6 +277,51 @@ class Service:
             self._engine.abort(request.engine_id)
         self._metrics.orphaned(self._orphans.lost(frontend, self._timers.time()))
         self._tell_if_idle()
+
+    # -- what Admins do (an ``administration.Owner``) --------------------------------
+
+    def status_changed(self) -> None:
+        """Tell the frontends, behind all that came before."""
+        self.flush()
+        for frontend in list(self._frontends.values()):
+            self._send_status(frontend)
+
+    def abort_all(self) -> None:
+        """End what runs, on purpose: what an output has by now is the answer."""
+        self._end_by_admin(EndedBy.PAUSE, list(self._requests.values()))
+
+    def weights_changed(self) -> None:
+        """Have prefilled anew what would read KV of the old ones, and has not begun."""
+        self._end_by_admin(
+            EndedBy.OLD_KV,
+            [
+                request
+                for request in self._requests.values()
+                if request.submit.leg is Leg.DECODE and not request.exchange.num_tokens
+            ],
+        )
+
+    def give_up_all(self) -> None:
+        """Let what runs go on elsewhere."""
+        self.evict_all()
+
+    def _end_by_admin(self, why: EndedBy, requests: list[Request]) -> None:
+        for request in requests:
+            if request.engine_id not in self._aborting:
+                request.ended_by = why
+                self._cancel(request)
+
+    def _send_status(self, frontend: Frontend) -> None:
+        if STATUS in frontend.hello.capabilities:
+            self._delivery.send(frontend, self._administration.status)
+
+    def _admin_done(self, frontend: Frontend, done: AdminDone) -> None:
+        try:
+            self._delivery.send(frontend, done)
+        except ProtocolError as error:  # a result that no message can carry
+            text = f"it is done, but its result cannot be sent: {error}"
+            instead = AdminDone(done.request_id, text[:MAX_ERROR_CHARS], "failed")
+            self._delivery.send(frontend, instead)
 
     # -- from the engine ------------------------------------------------------------
 
@@ -367,8 +429,7 @@ class Service:
                 break
             logger.error("the engine did not end request %s after abort", engine_id)
             request = self._requests[engine_id]
-            end = request.made_up_end(FinishReason.ABORT)
-            self._answer(request, request.evicted_end() if request.is_evicted else end)
+            self._answer(request, request.given_up_end())
         self._metrics.engine_load(
             self._engine.load(), self.num_requests, len(self._frontends)
         )

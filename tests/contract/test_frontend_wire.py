@@ -32,9 +32,13 @@ from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import (
+    ADMIN,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
+    STATUS,
+    Admin,
+    AdminDone,
     Batch,
     Bye,
     Cancel,
@@ -53,6 +57,7 @@ from tokenwire.protocol.messages import (
     Sampling,
     ScrapeMetrics,
     Settled,
+    Status,
     Submit,
     Tokens,
 )
@@ -623,7 +628,7 @@ async def test_a_worker_hears_that_a_hand_over_is_seen_to(
     async with connected() as pair:
         hello = await pair.worker.receive(Hello)
         assert isinstance(hello, Hello)
-        assert hello.capabilities == [ORPHANED_KV]
+        assert hello.capabilities == [ORPHANED_KV, STATUS]
         card = msgspec.structs.replace(CARD, capabilities=capabilities)
         await pair.worker.send(card)
         await eventually(lambda: pair.link.state is LinkState.READY)
@@ -662,3 +667,44 @@ async def test_a_late_hand_over_of_a_leg_that_was_given_up_is_released(
         pair.link.close("over")
         message = await pair.worker.receive(Settled | Bye)  # type: ignore[arg-type]
         assert type(message) is (Settled if is_seen_to else Bye)
+
+
+async def test_an_older_worker_is_asked_nothing_that_it_does_not_know() -> None:
+    """It has no admin plane: the answer says so, and nothing is sent."""
+    async with connected() as pair:
+        await pair.ready()
+        done = await pair.link.administer(Admin("a", "resume"))
+        assert done.error_kind == "unsupported"
+        assert "older release" in done.error
+        assert pair.link.weight_version == "default"
+        pair.link.close("over")
+        assert isinstance(await pair.worker.receive(Admin | Bye), Bye)  # type: ignore[arg-type]
+
+
+async def test_an_admin_call_ends_with_its_answer_or_its_worker() -> None:
+    """Each once; an answer that nobody waits for is passed over."""
+    async with connected() as pair:
+        hello = await pair.worker.receive(Hello)
+        assert isinstance(hello, Hello)
+        await pair.worker.send(msgspec.structs.replace(CARD, capabilities=[ADMIN]))
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        first = pair.link.administer(Admin("a", "resume"))
+        second = pair.link.administer(Admin("b", "resume"))
+        third = pair.link.administer(Admin("c", "resume"))
+        third.cancel()
+        assert await pair.worker.receive(Admin) == Admin("a", "resume", seq=1)
+        await pair.worker.send(AdminDone("a", result={"x": 1}), AdminDone("c"))
+        assert (await first).result == {"x": 1}
+        pair.link.close("the test is over")
+        assert (await second).error_kind == "lost"
+
+
+async def test_a_status_is_taken_over(pair: Pair) -> None:
+    """The weights' name for what comes from now on; a fault keeps the worker out."""
+    assert pair.link.usable
+    await pair.worker.send(Status("v", 3, paused=True, cache_epoch=1))
+    await eventually(lambda: pair.link.weight_version == "v")
+    assert (pair.link.usable, pair.link.stands) == (True, True)
+    await pair.worker.send(Status("v", 3, fault="half loaded"))
+    await eventually(lambda: not pair.link.usable)
+    assert pair.link.obstacle == "has no whole weights: half loaded"

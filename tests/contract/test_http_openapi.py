@@ -35,7 +35,8 @@ ANSWERS = {  # and the types of whole answers
 PARSED = {"reasoning", "tool_calls", "completion_tokens_details"}
 """Keys of answers that went through a parser: test_http_tools.py checks them."""
 
-NOT_SIMULATED = {"kv_transfer_params"}  # no engine without a model has any to show
+# No engine without a model has any to show; and no weights change under these requests.
+NOT_SIMULATED = {"kv_transfer_params", "weight_versions"}
 TURNS: dict[str, Any] = {
     "required_prefix_token_ids": [5, 6, 2],
     "messages": [{"role": role, "content": role} for role in ("user", "assistant")],

@@ -15,7 +15,11 @@ import pytest
 
 from tokenwire.protocol.codec import decode_from_frontend, decode_from_worker, encode
 from tokenwire.protocol.messages import (
+    BY_PAUSE,
     CAPTURE,
+    Adapter,
+    Admin,
+    AdminDone,
     Batch,
     Bye,
     Cancel,
@@ -40,6 +44,7 @@ from tokenwire.protocol.messages import (
     Sampling,
     ScrapeMetrics,
     Settled,
+    Status,
     StructuredOutput,
     Submit,
     Tokens,
@@ -95,12 +100,19 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
         reasoning_ended=False,
         reasoning_parser_kwargs={"chat_template_kwargs": {"enable_thinking": True}},
     ),
+    "submit_lora": Submit(
+        "r1", pack_ids([1]), Sampling(1), lora="adapter", handover_update=7
+    ),
     "cancel": Cancel("r1"),
     "cancel_numbered": Cancel("r1", seq=2),
     "release_kv": ReleaseKV("r1", {"remote_engine_id": "e"}),
     "submit_capture": Submit("r1", pack_ids([1]), Sampling(1), capture_tokens=1),
     "settled": Settled("r1"),
     "discard": Discard("/d/capture-0.safetensors"),
+    "admin_least": Admin("a1", "resume"),
+    "admin_full": Admin(
+        "a1", "pause", {"mode": "keep", "clear_cache": False}, timeout_s=300.0, seq=2
+    ),
     "ping": Ping("f00d"),
     "bye": Bye("rolling restart"),
     "scrape_metrics": ScrapeMetrics(seq=4),
@@ -178,6 +190,27 @@ FROM_WORKER: dict[str, FromWorker] = {
             ),
         ]
     ),
+    "batch_paused": Batch(
+        finished=[Finished("r", FinishReason.ABORT, 3, stop_reason=BY_PAUSE)]
+    ),
+    "card_of_four": Card(
+        1, "w", "beef", Role.DECODE, "m", 1, 1, 1, "sim", "1", world_size=4
+    ),
+    "status_first": Status(),
+    "status_full": Status(
+        "step-7",
+        1_700_000_000_000_000,
+        [Adapter("a", 3), Adapter("b", 4)],
+        paused=True,
+        sleep_level=1,
+        busy="update_weights",
+        cache_epoch=2,
+        fault="half loaded",
+        seq=5,
+    ),
+    "admin_done": AdminDone("a1"),
+    "admin_failed": AdminDone("a1", "no such folder", "not_found", seq=6),
+    "admin_result": AdminDone("a1", result={"results": [None, "1"]}),
     "load": Load("beef", 1, 2, 0.5, 300, draining=True, num_requests=3),
     "load_of_two": Load("beef", num_frontends=2),
     "load_idle": Load("beef"),

@@ -17,6 +17,8 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from tokenwire.frontend.admin import AdminPlane
+from tokenwire.frontend.admin_key import AdminKey
 from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.intake import Intake
 from tokenwire.frontend.keyring import Keyring
@@ -29,10 +31,12 @@ from tokenwire.frontend.server import Server
 from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.protocol.keys import KeyFiles
 from tokenwire.protocol.messages import (
+    ADMIN,
     CAPTURE,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
+    STATUS,
     Card,
     Role,
 )
@@ -192,6 +196,8 @@ class SimWorker:
             "capabilities": [
                 ORPHANED_KV,
                 METRICS,
+                ADMIN,
+                STATUS,
                 *([CAPTURE] if self.captures else []),
             ],
             "hidden_state_layers": self._layers,
@@ -257,6 +263,7 @@ class Stack:
     client: aiohttp.ClientSession
     app: web.Application
     intake: Intake
+    admin: str = ""  # the admin plane's URL
     workers: list[SimWorker] = field(default_factory=list[SimWorker])
 
     async def know(self, workers: Sequence[SimWorker]) -> None:
@@ -329,22 +336,42 @@ async def frontend(
         remote_prefill=config.remote_prefill,
         keyring=Keyring.read(config.keys),
     )
-    server = Server(config, text_model, pool, FrontendMetrics(), 0, parsers)
+    metrics = FrontendMetrics()
+    server = Server(config, text_model, pool, metrics, 0, parsers)
     app = server.application()
     runner = Runner(app, handler_cancellation=True)
+    plane = AdminPlane(
+        config.admin,
+        AdminKey.read(config.admin.key_file),
+        pool,
+        metrics,
+        server.models,
+        server.health,
+    )
+    admin = Runner(plane.application(server.errors), handler_cancellation=True)
     run = asyncio.create_task(pool.run())
     try:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         host, port = runner.addresses[0][:2]
+        await admin.setup()
+        await web.TCPSite(admin, "127.0.0.1", 0).start()
+        admin_host, admin_port = admin.addresses[0][:2]
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as client:
             yield Stack(
-                f"http://{host}:{port}", pool, text_model, client, app, server.intake
+                f"http://{host}:{port}",
+                pool,
+                text_model,
+                client,
+                app,
+                server.intake,
+                f"http://{admin_host}:{admin_port}",
             )
     finally:
         run.cancel()
+        await admin.cleanup()
         await runner.cleanup()
         pool.close()
 

@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
+from tokenwire.protocol.admin import Action
 from tokenwire.protocol.codec import encode
 from tokenwire.protocol.messages import (
     Batch,
@@ -23,6 +24,7 @@ from tokenwire.protocol.messages import (
     Tokens,
 )
 from tokenwire.worker.engine import (
+    AdminOutcome,
     EngineFinished,
     EngineInfo,
     EngineLoad,
@@ -144,6 +146,7 @@ class FakeEngine:
         self.submitted: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.released: list[tuple[str, JsonObject]] = []
+        self.administered: list[tuple[Action, Callable[[AdminOutcome], None]]] = []
         self.current_load = EngineLoad()
 
     async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
@@ -161,6 +164,13 @@ class FakeEngine:
     def release_kv(self, request_id: str, handover: JsonObject) -> None:
         """Record the release."""
         self.released.append((request_id, handover))
+
+    def administer(
+        self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
+    ) -> None:
+        """Record *action*; the test says how it ended."""
+        del timeout_s
+        self.administered.append((action, done))
 
     def load(self) -> EngineLoad:
         """Return what the test has set."""

@@ -29,6 +29,7 @@ class Worker:
     num_open: int = 0
     num_open_at_load: int = 0
     usable: bool = True
+    stands: bool = False
 
     def says(self, **counts: int) -> None:
         """Take a new Load."""

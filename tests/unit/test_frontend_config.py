@@ -48,6 +48,11 @@ def test_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         ["--model", "m", "--workers-dns", "name"],
         [*MINIMAL, "--curve-secret-key", "s"],
         [*MINIMAL, "--curve-worker-keys", "w"],
+        [*MINIMAL, "--admin-port", "0", "--admin-host", "10.0.0.1"],
+        [*MINIMAL, "--admin-port", "0", "--admin-host", "trainer"],
+        [*MINIMAL, "--admin-port", "x"],
+        [*MINIMAL, "--during-update", "maybe"],
+        [*MINIMAL, "--while-paused", "maybe"],
     ],
 )
 def test_a_bad_setting_is_one_sentence(
@@ -59,6 +64,22 @@ def test_a_bad_setting_is_one_sentence(
 
     assert caught.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.pitfall(38)
+def test_the_admin_plane_is_off_and_beyond_loopback_needs_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file with it, or the variable that holds it."""
+    monkeypatch.delenv("TOKENWIRE_ADMIN_KEY", raising=False)
+    config = parse_config(MINIMAL)
+    assert (config.admin.host, config.admin.port) == ("127.0.0.1", None)
+    assert not config.admin.allow_collective_rpc
+    assert not config.refuse_while_paused
+    beyond = [*MINIMAL, "--admin-port", "0", "--admin-host", "10.0.0.1"]
+    assert parse_config([*beyond, "--admin-key-file", "f"]).admin.key_file == "f"
+    monkeypatch.setenv("TOKENWIRE_ADMIN_KEY", "secret")
+    assert parse_config(beyond).admin.host == "10.0.0.1"
 
 
 @dataclass

@@ -46,6 +46,7 @@ class FakeLink:
 
     worker_id: str
     weight_version: str | None = "default"
+    update: int = 0
     prefixes: Prefixes = field(default_factory=Prefixes)
     submits: list[Submit] = field(default_factory=list[Submit])
     replies: list[Reply] = field(default_factory=list[Reply])
@@ -67,6 +68,11 @@ class FakeLink:
     def discard(self, hidden_states_path: str) -> None:
         """Keep what is to be deleted."""
         self.discarded.append(hidden_states_path)
+
+    def update_of(self, lora: str) -> int:
+        """Return the update of the weights."""
+        del lora
+        return self.update
 
     def be_lost(self) -> None:
         """Tell who watches."""
@@ -106,11 +112,12 @@ class FakePool:
         chain: Chain,
         exclude: frozenset[Any],
         session_id: str | None,
+        lora: str,
         *,
         captures: bool = False,
     ) -> Route:
         """Return the route, without what is excluded."""
-        del session_id
+        del session_id, lora
         self.asked_to_capture.append(captures)
         chain.extend(packed)
         left = [link for link in (self.decode, *self.others) if link not in exclude]
@@ -120,10 +127,10 @@ class FakePool:
         return Route(cast("Link", left[0]), cast("Link | None", prefill))
 
     def decode_for(
-        self, prefill: Any, exclude: frozenset[Any], session_id: str | None
+        self, prefill: Any, exclude: frozenset[Any], session_id: str | None, lora: str
     ) -> Any:
         """Return who goes on after the prefill worker."""
-        del prefill, session_id
+        del prefill, session_id, lora
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         return left[0] if left else None
 

@@ -1,4 +1,4 @@
-"""docs/operations.md and docs/capture.md name options and metrics that exist."""
+"""docs/operations.md, docs/capture.md and docs/admin.md name what exists."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tokenwire.worker.metrics import Metrics as WorkerMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "operations.md").read_text() + (DOCS / "capture.md").read_text()
+ADMIN = (DOCS / "admin.md").read_text()
 
 
 def test_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +26,9 @@ def test_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
             parse(["--help"])
     known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
 
+    engines = {"--enable-lora", "--enable-sleep-mode"}
     assert {*re.findall(r"`(--[a-z][a-z-]+)", TEXT)} <= known
+    assert {*re.findall(r"`(--[a-z][a-z-]+)", ADMIN)} <= known | engines
 
 
 def test_metrics_exist() -> None:
@@ -36,7 +39,7 @@ def test_metrics_exist() -> None:
     types = re.findall(r"# TYPE (\S+) (\S+)", pages.decode())
     known = {name for name, _ in types}
 
-    named = set(re.findall(r"`(tokenwire_[a-z_]+)", TEXT))
+    named = set(re.findall(r"`(tokenwire_[a-z_]+)", TEXT + ADMIN))
     assert named <= known
     assert {*re.findall(r"`((?:local_|remote|aggregated)[a-z_]*)`", TEXT)} == {
         place.value for place in PrefillPlace

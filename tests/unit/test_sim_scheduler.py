@@ -20,6 +20,7 @@ from tokenwire.worker.sim.options import SimOptions
 from tokenwire.worker.sim.sampler import Rule
 from tokenwire.worker.sim.scheduler import Scheduler
 from tokenwire.worker.sim.script import Script
+from tokenwire.worker.sim.weights import Weights
 
 RULE = Rule(read_model("no-folder"))
 SMALL = SimOptions(num_blocks=16, block_size=4, max_num_seqs=4)
@@ -51,7 +52,9 @@ class Bench:
     def __init__(self, options: SimOptions = SMALL, max_model_len: int = 64) -> None:
         self.source = Source()
         self.sink = RecordingSink()
-        self.scheduler = Scheduler(options, RULE, Script(), max_model_len, self.source)
+        self.scheduler = Scheduler(
+            options, RULE, Script(), max_model_len, self.source, Weights("m")
+        )
         self.now = 0.0
 
     def step(self) -> int | None:

@@ -153,13 +153,21 @@ def test_worker_command() -> None:
 def test_frontend_command(num_frontends: int, *, shared: bool) -> None:
     """Several frontends share the port; a single one takes it for itself."""
     commands = replace(COMMANDS, num_frontends=num_frontends)
-    spec = planned(1, 1, None, commands=commands).frontends[-1]
+    spec = planned(1, 1, None, commands=commands).frontends[0]
     command = commands.frontend(spec, Path("/run/workers.json"))
     assert " ".join(command[1 : -1 if shared else None]) == (
         "-m tokenwire.frontend --model /models/m --served-model-name m "
         "--host 127.0.0.1 --port 8000 --workers-file /run/workers.json"
     )
     assert ("--reuse-port" in command) is shared
+
+
+def test_one_frontend_has_the_admin_plane() -> None:
+    """The first: its port cannot be shared."""
+    commands = replace(COMMANDS, num_frontends=3)
+    specs = planned(1, 1, None, commands=commands).frontends
+    made = [commands.frontend(spec, Path("/run/workers.json")) for spec in specs]
+    assert ["--admin-port" in command for command in made] == [False, True, True]
 
 
 def test_parsers_reach_frontends_and_engines() -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
 from tokenwire.protocol.errors import SequenceError
 from tokenwire.protocol.messages import (
+    BY_PAUSE,
     ORPHANED_KV,
     PROTOCOL_VERSION,
+    STATUS,
+    Admin,
+    AdminDone,
     Bye,
     Cancel,
     Card,
@@ -36,6 +41,7 @@ from tokenwire.protocol.messages import (
     Sampling,
     ScrapeMetrics,
     Settled,
+    Status,
     Submit,
 )
 from tokenwire.protocol.numbering import Numbered
@@ -43,7 +49,12 @@ from tokenwire.protocol.tokens import pack_ids, unpack_ids
 from tokenwire.worker.admission import Bounds
 from tokenwire.worker.capture_files import Access
 from tokenwire.worker.captures import Captures, CaptureSettings
-from tokenwire.worker.engine import EngineFinished, EngineLoad, EngineTokens
+from tokenwire.worker.engine import (
+    AdminOutcome,
+    EngineFinished,
+    EngineLoad,
+    EngineTokens,
+)
 from tokenwire.worker.metrics import Metrics
 from tokenwire.worker.orphans import AGAIN_S, GRACE_S
 from tokenwire.worker.service import ABORT_GRACE_S, MAX_FRONTENDS, Service
@@ -779,3 +790,121 @@ def test_what_is_in_the_folder_is_shown(tmp_path: Path) -> None:
     names = ("files", "bytes", "writes_total", "failures_total")
     assert [desk.metric(f"capture_{name}") for name in names] == [1, 300, 1, 1]
     assert desk.metric("capture_swept_total", reason="age") == 0
+
+
+def test_the_status_follows_the_card_where_it_is_understood() -> None:
+    """And comes again, to all who understand it, when it changes."""
+    desk = Desk()
+    desk.say(A, Hello(PROTOCOL_VERSION, "a", "1", [STATUS]))
+    desk.say(B, Hello(PROTOCOL_VERSION, "b", "1"))
+    kinds = [type(message) for message in desk.sender.take(A)]
+    assert kinds == [Card, Status, Load]
+    assert [type(message) for message in desk.sender.take(B)] == [Card, Load]
+
+    desk.say(A, Admin("x", "reset_prefix_cache", seq=1))
+    desk.engine.administered[0][1](AdminOutcome())
+
+    told = desk.sender.take(A)
+    assert [type(message) for message in told] == [Status, Status, AdminDone]
+    assert numbers(told) == [3, 4, 5]
+    assert desk.sender.take(B) == []
+
+
+def test_an_answer_that_no_message_can_carry_is_an_error() -> None:
+    """It was done: only its result is lost."""
+    desk = Desk(A)
+    desk.say(A, Admin("x", "collective_rpc", {"method": "m"}))
+    desk.engine.administered[0][1](AdminOutcome(result={"results": ["x" * 100_000]}))
+    (answer,) = desk.sender.take(A)
+    assert isinstance(answer, AdminDone)
+    assert answer.error.startswith("it is done, but its result cannot be sent")
+
+
+def test_a_pause_that_aborts_ends_requests_on_purpose() -> None:
+    """Their frontends are told that it was so; what a client cancelled is not."""
+    desk = Desk(A)
+    ours, theirs = desk.submit("r"), desk.submit("c")
+    desk.say(A, Cancel("c"))
+    desk.say(A, Admin("x", "pause", {"mode": "abort"}))
+    assert desk.engine.aborted == [theirs, ours]
+    for one in (ours, theirs):
+        desk.end(one, FinishReason.ABORT)
+    ends = {end.request_id: end.stop_reason for end in desk.ends()}
+    assert ends == {"r": BY_PAUSE, "c": None}
+
+
+def test_an_engine_that_does_not_end_what_a_pause_aborts_is_not_waited_for() -> None:
+    """The made-up end says the same."""
+    desk = Desk(A)
+    desk.submit("r")
+    desk.say(A, Admin("x", "pause"))
+    desk.sender.take(A)
+    desk.timers.now += ABORT_GRACE_S + 1
+    desk.say(A, Ping("1"))
+    desk.service.tick()
+    desk.service.flush()
+    (end,) = desk.ends()
+    assert (end.reason, end.stop_reason) == (FinishReason.ABORT, BY_PAUSE)
+
+
+def updated(desk: Desk) -> None:
+    """Have the weights updated to number 7."""
+    arguments = {"weight_version": "v", "update": 7, "weight_dir": "/w"}
+    desk.say(A, Admin("x", "update_weights", arguments))
+    desk.engine.administered[-1][1](AdminOutcome())
+
+
+def test_kv_of_other_weights_is_not_read() -> None:
+    """What comes with it is refused, what has it and has not begun ends: as hand-overs."""
+    desk = Desk(A, role=Role.DECODE)
+    handover: dict[str, object] = {"kv": 1}
+    old = msgspec.structs.replace(
+        submit("old", leg=Leg.DECODE, handover=handover), handover_update=0
+    )
+    begun = msgspec.structs.replace(old, request_id="begun")
+    desk.say(A, old, begun)
+    engine_ids = [request.request_id for request in desk.engine.submitted]
+    desk.tokens((engine_ids[1], [5]))
+    updated(desk)
+    assert desk.engine.aborted == engine_ids[:1]
+    desk.end(engine_ids[0], FinishReason.ABORT)
+    late = msgspec.structs.replace(old, request_id="late")
+    fitting = msgspec.structs.replace(old, request_id="new", handover_update=7)
+    desk.say(A, late, fitting)
+    desk.service.flush()
+
+    kinds = {end.request_id: end.error_kind for end in desk.ends()}
+    assert kinds == {"old": ErrorKind.HANDOVER, "late": ErrorKind.HANDOVER}
+    assert len(desk.engine.submitted) == 3
+
+
+def test_a_request_of_an_unknown_adapter_goes_elsewhere() -> None:
+    """This worker may have been restarted; another may have it."""
+    desk = Desk(A)
+    desk.say(A, msgspec.structs.replace(submit(), lora="a"))
+    desk.service.flush()
+    (end,) = desk.ends()
+    assert end.error_kind is ErrorKind.DRAINING
+    loaded = {"lora_name": "a", "lora_path": "/a", "update": 3}
+    desk.say(A, Admin("x", "load_lora_adapter", loaded))
+    desk.engine.administered[-1][1](AdminOutcome())
+    desk.say(A, msgspec.structs.replace(submit(), lora="a"))
+    assert [request.lora for request in desk.engine.submitted] == ["a"]
+
+
+def test_broken_weights_send_what_runs_elsewhere_and_take_nothing() -> None:
+    """Until an update succeeds."""
+    desk = Desk(A)
+    engine_id = desk.submit("r")
+    arguments = {"weight_version": "v", "update": 7, "weight_dir": "/w"}
+    desk.say(A, Admin("x", "update_weights", arguments))
+    desk.engine.administered[-1][1](AdminOutcome("half", "failed", is_broken=True))
+    assert desk.engine.aborted == [engine_id]
+    desk.end(engine_id, FinishReason.ABORT)
+    desk.say(A, submit("late"))
+    desk.service.flush()
+    kinds = {end.request_id: end.error_kind for end in desk.ends()}
+    assert kinds == {"r": ErrorKind.DRAINING, "late": ErrorKind.DRAINING}
+    updated(desk)
+    desk.say(A, submit("well"))
+    assert len(desk.engine.submitted) == 2

@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 __all__ = ["BlockPool", "block_hashes", "next_hash"]
 
@@ -21,7 +21,7 @@ def next_hash(parent: int, token_ids: Sequence[int]) -> int:
 
 
 def block_hashes(
-    token_ids: Sequence[int], block_size: int, salt: str | None
+    token_ids: Sequence[int], block_size: int, salt: Hashable
 ) -> list[int]:
     """Return the hashes of the full blocks of *token_ids*, each chained to the last."""
     hashes: list[int] = []

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 
+from tokenwire.protocol.admin import Action
 from tokenwire.protocol.messages import ErrorKind, FinishReason, JsonObject, Role
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import (
+    AdminOutcome,
     EngineFinished,
     EngineInfo,
     EngineLoad,
@@ -22,12 +25,14 @@ from tokenwire.worker.timers import LoopTimers, Timers
 
 from .faults import Faults
 from .model import SimModel, read_model
+from .operator import Operator
 from .options import SimOptions
 from .sampler import Rule
 from .saving import Saving
 from .scheduler import Scheduler
 from .script import Script, read_script
 from .transfer import SideChannel
+from .weights import Weights
 
 __all__ = ["SimEngine"]
 
@@ -57,6 +62,7 @@ class SimEngine:
             secrets.token_hex(8), self, transfer_s=options.transfer_s
         )
         self._script = Script()
+        self._weights = Weights(model)
         self._num_steps = 0
         self._stepping = False  # a step is under way, or planned for this iteration
         self._flushing = False
@@ -93,6 +99,10 @@ class SimEngine:
             self._script,
             max_model_len,
             self._channel,
+            self._weights,
+        )
+        self._operator = Operator(
+            self._scheduler, self._weights, self._faults, self._timers, options.update_s
         )
         if self._role is Role.PREFILL:
             host, port = options.side_channel_host, options.side_channel_port
@@ -157,6 +167,21 @@ class SimEngine:
         del request_id  # the hand-over names it as the prefill engine knows it
         self._channel.free(handover)
 
+    def administer(
+        self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
+    ) -> None:
+        """Do *action*, after the step that is under way."""
+
+        def finished(outcome: AdminOutcome) -> None:
+            done(outcome)
+            self._wake()
+
+        if self._down:
+            self._timers.call_soon(lambda: done(AdminOutcome(self._down, "failed")))
+            return
+        self._operator.begin(action, timeout_s, finished)
+        self._wake()
+
     def load(self) -> EngineLoad:
         """Return how busy the engine is."""
         return replace(self._scheduler.load(), num_steps=self._num_steps)
@@ -169,6 +194,7 @@ class SimEngine:
                 FinishReason.ABORT, self._timers.time()
             )
             self._flush()
+            self._operator.down(self._down)
         await self._channel.close()
 
     # -- the table of held KV, for the side channel ----------------------------------
@@ -196,19 +222,28 @@ class SimEngine:
 
     def _wake(self) -> None:
         """Begin a step in the next iteration, unless one is under way."""
-        if not self._stepping and not self._down and self._scheduler.has_work:
+        if (
+            not self._stepping
+            and not self._down
+            and not self._operator.stands
+            and self._scheduler.has_work
+        ):
             self._stepping = True
             self._due = self._timers.time()
             self._timers.call_soon(self._begin_step)
+        elif not self._stepping and not self._down:
+            self._operator.stopped()
 
     def _begin_step(self) -> None:
         if self._down:
             return
         now = self._timers.time()
-        num_prompt_tokens = self._scheduler.plan(now)
-        if num_prompt_tokens is None:
+        planned = None if self._operator.stands else self._scheduler.plan(now)
+        if planned is None:
             self._stepping = False
+            self._operator.stopped()
             return
+        num_prompt_tokens = planned
         self._num_steps += 1
         if self._faults.dies(self._num_steps):
             self._die(f"injected fault at step {self._num_steps}")
@@ -241,6 +276,7 @@ class SimEngine:
             FinishReason.ERROR, self._timers.time(), self._down
         )
         self._flush()
+        self._operator.down(self._down)
         self._sink.died(self._down)
 
     def _arm_expiry(self) -> None:

@@ -23,6 +23,12 @@ class FaultKind(StrEnum):
     """The Nth read of KV fails; without N, every read."""
     DROP_FINISH = "drop-finish"
     """The Nth end of a request is kept back; without N, every end."""
+    FAIL_UPDATE = "fail-update"
+    """The Nth update of the weights fails, and leaves the old ones."""
+    BREAK_UPDATE = "break-update"
+    """The Nth update of the weights fails when a part of them is loaded."""
+    HANG_ADMIN = "hang-admin"
+    """The Nth admin action, of any kind, never ends by itself."""
 
 
 _SPEC = re.compile(
@@ -68,6 +74,8 @@ class Faults:
         self._faults = tuple(faults)
         self._num_reads = 0
         self._num_ends = 0
+        self._num_updates = 0
+        self._num_actions = 0
 
     def dies(self, step: int) -> bool:
         """Return whether the engine dies at *step*."""
@@ -99,6 +107,19 @@ class Faults:
             return False
         self._num_ends += 1
         return self._is_due(FaultKind.DROP_FINISH, self._num_ends)
+
+    def update_fails(self) -> FaultKind | None:
+        """Count an update of the weights, and return how it fails, if it does."""
+        self._num_updates += 1
+        for kind in (FaultKind.FAIL_UPDATE, FaultKind.BREAK_UPDATE):
+            if self._is_due(kind, self._num_updates):
+                return kind
+        return None
+
+    def hangs(self) -> bool:
+        """Count an admin action, and return whether it hangs."""
+        self._num_actions += 1
+        return self._is_due(FaultKind.HANG_ADMIN, self._num_actions)
 
     def _is_due(self, kind: FaultKind, count: int) -> bool:
         return any(f.kind is kind and f.at in {None, count} for f in self._faults)

@@ -32,6 +32,7 @@ class SimOptions:
     script: str = ""
     faults: tuple[Fault, ...] = ()
     load_s: float = 0.0
+    update_s: float = 0.0
     transfer_s: float = 0.0
     kv_lease_s: float = 30.0  # vLLM's kv_lease_duration
     side_channel_host: str = "127.0.0.1"
@@ -67,6 +68,7 @@ def parse_options(arguments: Sequence[str]) -> SimOptions:
         script=given.script,
         faults=tuple(given.fault),
         load_s=given.load_ms / 1000,
+        update_s=given.update_ms / 1000,
         transfer_s=given.transfer_ms / 1000,
         kv_lease_s=given.kv_lease_s,
         side_channel_host=given.side_channel_host,
@@ -148,10 +150,11 @@ def _parser() -> _Parser:
         action="append",
         default=[],
         metavar="KIND[=VALUE][@N]",
-        help="die@N, freeze@N, slow=MS[@N], fail-handover[@N], drop-finish[@N]; "
-        "repeatable",
+        help="die@N, freeze@N, slow=MS[@N], fail-handover[@N], drop-finish[@N], "
+        "fail-update[@N], break-update[@N], hang-admin[@N]; repeatable",
     )
     add("--load-ms", type=_amount, default=0.0, help="duration of the start")
+    add("--update-ms", type=_amount, default=0.0, help="duration of a weight update")
     add("--transfer-ms", type=_amount, default=0.0, help="duration of a KV read")
     add(
         "--kv-lease-s",

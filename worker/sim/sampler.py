@@ -1,7 +1,7 @@
 """Chooses the ids of one sequence: a rule, a script, and vLLM's stop conditions.
 
 The rule's next id depends on all ids before it (through their CRC-32), on the absolute
-position and on the seed, and on nothing else. So prefill and decode workers agree, and
+position, on the seed and on the weights, and on nothing else. So prefill and decode workers agree, and
 a prompt that is an earlier prompt and the beginning of its output goes on as before.
 Sampling is greedy whatever the temperature; a seed counts if the temperature does.
 """
@@ -68,9 +68,11 @@ class Sampler:
         "_num_prompt",
         "_packed",
         "_plain",
+        "_prompt_crc",
         "_rule",
         "_seed",
         "_stops",
+        "_weights",
         "_width",
         "logprobs",
         "num_output",
@@ -85,12 +87,13 @@ class Sampler:
         prompt_crc: int,
         max_model_len: int,
         answer: Answer | None = None,
+        weights: int = 0,
     ) -> None:
         sampling = request.sampling
         limit = 1 if request.leg is Leg.PREFILL else sampling.max_tokens
         self._rule = rule
         self._answer = answer
-        self._crc = prompt_crc
+        self._crc = self._prompt_crc = prompt_crc
         self._num_prompt = len(request.token_ids)
         self._max_tokens = min(limit, max_model_len - self._num_prompt)
         self._min_tokens = min(sampling.min_tokens, self._max_tokens)
@@ -101,6 +104,7 @@ class Sampler:
         self._stops = stops if self._eos is None else stops | {self._eos}
         seeded = sampling.temperature > 0 and sampling.seed is not None
         self._seed = _spread((sampling.seed or 0) + 1) if seeded else 0  # 0 is a seed
+        self._weights = 0
         self._width = -1 if sampling.logprobs is None else sampling.logprobs
         self._ids = rule.ids
         self._packed = rule.packed
@@ -124,6 +128,22 @@ class Sampler:
         self.reason: FinishReason | None = None
         self.stop_reason: int | None = None
         self.logprobs: Logprobs | None = None  # of the ids that ``take`` returned last
+        self.reweigh(weights)
+
+    def reweigh(self, weights: int) -> None:
+        """Choose the ids from here on with these weights."""
+        if weights == self._weights:
+            return
+        self._seed ^= self._weights ^ weights
+        self._weights = weights
+        if self.reason is not None:
+            return
+        # What was decided ahead of its time was so with the old ones.
+        del self._ahead[self.num_output :]
+        del self._mixed[self.num_output :]
+        self._crc = crc32(pack_ids(self._ahead), self._prompt_crc)
+        self._limit = self._max_tokens
+        self._last_reason, self._last_stop = FinishReason.LENGTH, None
 
     def take(self, count: int) -> list[int]:
         """Return *count* more ids; fewer only if ``reason`` is now set."""

@@ -29,6 +29,7 @@ from .options import SimOptions
 from .sampler import Rule
 from .script import Script
 from .sequence import Sequence
+from .weights import Weights
 
 __all__ = ["HeldKV", "KVSource", "Scheduler", "StepOutput"]
 
@@ -79,8 +80,10 @@ class Scheduler:
         script: Script,
         max_model_len: int,
         source: KVSource,
+        weights: Weights,
     ) -> None:
         self._options = options
+        self._weights = weights
         self._rule = rule
         self._script = script
         self._max_model_len = max_model_len
@@ -94,6 +97,8 @@ class Scheduler:
         self._prefilling: dict[str, Sequence] = {}
         self._decoding: dict[str, Sequence] = {}
         self.held: dict[str, HeldKV] = {}  # in the order of their expiry
+        self._cache_epoch = 0  # how often the prefix cache was emptied
+        self.admits = True  # whether a step may begin what waits
         self.num_preempted = 0
         self.num_kv_expired = 0
 
@@ -136,6 +141,7 @@ class Scheduler:
             max_model_len=self._max_model_len,
             now=now,
             order=(priority, self._arrivals),
+            weights=self._weights.of(request.lora) or 0,
         )
         self._enqueue(sequence)
         return None
@@ -165,7 +171,7 @@ class Scheduler:
         for sequence in self._prefilling.values():
             sequence.chunk = min(left, sequence.num_to_compute)
             left -= sequence.chunk
-        while left and self._queue:
+        while left and self._queue and self.admits:
             head = self._waiting.get(self._queue[0][1])
             if head is None or head.order != self._queue[0][0]:  # ended meanwhile
                 heapq.heappop(self._queue)
@@ -252,7 +258,40 @@ class Scheduler:
             self.kv_taken(request_id)
             self.num_kv_expired += 1
 
+    # -- what the operator does -------------------------------------------------------
+
+    @property
+    def num_under_way(self) -> int:
+        """How many sequences have begun and not ended."""
+        return len(self._prefilling) + len(self._decoding) + len(self._loading)
+
+    def reweigh(self) -> None:
+        """Go on with other weights."""
+        groups = (self._waiting, self._loading, self._prefilling, self._decoding)
+        for sequence in (one for group in groups for one in group.values()):
+            sequence.sampler.reweigh(self._weights.of(sequence.request.lora) or 0)
+
+    def reset_cache(self, *, reset_running: bool) -> None:
+        """Find no block again that was computed before now.
+
+        Args:
+            reset_running: Whether running sequences are computed anew as well.
+        """
+        self._cache_epoch += 1
+        for sequence in self._waiting.values():
+            self._salt(sequence)
+        if reset_running:
+            running = (*self._prefilling.values(), *self._decoding.values())
+            for sequence in running:
+                self._preempt(sequence)
+
     # -- inside ---------------------------------------------------------------------
+
+    def _salt(self, sequence: Sequence) -> None:
+        request = sequence.request
+        adapter = (request.lora, self._weights.of(request.lora)) if request.lora else ()
+        sequence.salt = (self._cache_epoch, adapter, request.cache_salt)
+        sequence.hashes = []
 
     def _fault_of(self, request: EngineRequest) -> str | None:
         size = len(request.token_ids)
@@ -267,6 +306,8 @@ class Scheduler:
             return f"max_tokens must be at least 1, got {request.sampling.max_tokens}"
         if request.leg is Leg.DECODE and request.handover is None:
             return "A decode leg needs the hand-over of its prefill leg"
+        if self._weights.of(request.lora) is None:
+            return f"The model {request.lora!r} does not exist"
         return None
 
     def _has_slot(self) -> bool:
@@ -275,6 +316,7 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         request_id = sequence.request.request_id
+        self._salt(sequence)
         self._waiting[request_id] = sequence
         heapq.heappush(self._queue, (sequence.order, request_id))
 
@@ -342,12 +384,14 @@ class Scheduler:
 
     def _preempt_youngest(self) -> None:
         running = (*self._prefilling.values(), *self._decoding.values())
-        youngest = max(running, key=lambda sequence: sequence.order)
-        request_id = youngest.request.request_id
+        self._preempt(max(running, key=lambda sequence: sequence.order))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        request_id = sequence.request.request_id
         self._prefilling.pop(request_id, None)
         self._decoding.pop(request_id, None)
-        youngest.release(self._pool)
-        self._enqueue(youngest)
+        sequence.release(self._pool)
+        self._enqueue(sequence)
         self.num_preempted += 1
 
     def _take_out(self, request_id: str) -> Sequence | None:

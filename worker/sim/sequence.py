@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from zlib import crc32
 
 from tokenwire.protocol.messages import (
@@ -38,6 +39,7 @@ class Sequence:
         "order",
         "prompt_crc",
         "request",
+        "salt",
         "sampler",
         "scheduled_at",
     )
@@ -51,6 +53,7 @@ class Sequence:
         max_model_len: int,
         now: float,
         order: tuple[int, int],
+        weights: int = 0,
     ) -> None:
         packed = pack_ids(request.token_ids)
         self.request = request
@@ -63,7 +66,9 @@ class Sequence:
             self.prompt_crc,
             max_model_len,
             script.answer(request.token_ids) if len(script) else None,
+            weights,
         )
+        self.salt: Hashable = None  # sequences with different ones share no blocks
         self.hashes: list[int] = []  # of the blocks that are full and computed
         self.blocks: list[int] = []
         self.capacity = 0  # ids that the blocks have room for
@@ -104,7 +109,7 @@ class Sequence:
         num_reusable = (length - 1) // block_size  # the last id is always computed
         if len(self.hashes) != num_reusable:  # else it has been tried before
             reusable = self.ids(0, num_reusable * block_size)
-            self.hashes = block_hashes(reusable, block_size, self.request.cache_salt)
+            self.hashes = block_hashes(reusable, block_size, self.salt)
         got = pool.acquire(self.hashes, -(-length // block_size))
         if got is None:
             return False
@@ -138,7 +143,7 @@ class Sequence:
         index = len(self.hashes)
         if index == len(self.blocks) or self.length <= self.capacity:
             return
-        parent = self.hashes[-1] if self.hashes else hash(self.request.cache_salt)
+        parent = self.hashes[-1] if self.hashes else hash(self.salt)
         start = index * block_size
         block_hash = next_hash(parent, self.ids(start, start + block_size))
         self.hashes.append(block_hash)

@@ -25,6 +25,7 @@ class Vllm:
     EngineDeadError: type[Exception]
     FlexibleArgumentParser: Any
     GracefulHTTPError: type[Exception]  # at a bound the operator set
+    LoRARequest: Any
     RequestOutputKind: Any
     SamplingParams: Any
     StructuredOutputsParams: Any
@@ -52,6 +53,7 @@ def load() -> Vllm:
             "vllm.utils.argparse_utils"
         ).FlexibleArgumentParser,
         GracefulHTTPError=exceptions.GracefulHTTPError,
+        LoRARequest=import_module("vllm.lora.request").LoRARequest,
         RequestOutputKind=sampling.RequestOutputKind,
         SamplingParams=sampling.SamplingParams,
         StructuredOutputsParams=sampling.StructuredOutputsParams,

@@ -9,10 +9,12 @@ Laws, beside those of ``worker.engine``:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from tokenwire.protocol.admin import Action
 from tokenwire.protocol.messages import (
     ErrorKind,
     JsonObject,
@@ -22,6 +24,7 @@ from tokenwire.protocol.messages import (
 )
 from tokenwire.worker.captures import CaptureError, Captures
 from tokenwire.worker.engine import (
+    AdminOutcome,
     EngineFinished,
     EngineInfo,
     EngineLoad,
@@ -36,6 +39,7 @@ from . import binding
 from .arguments import engine_config, first_sentence, set_environment
 from .capturing import Capturing
 from .information import engine_information
+from .operator import Operator
 from .processes import Descendants
 from .release import Releases
 from .request import OpenRequest, Signal
@@ -100,6 +104,7 @@ class VllmEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: Releases
         self._has_tables = False  # of a fixed width, for token ids
+        self._operator: Operator
         self._gone = ""  # why nothing can be submitted any more
 
     async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
@@ -122,6 +127,7 @@ class VllmEngine:
         try:
             config = await asyncio.shield(loading)
             self._releases = Releases(self._vllm, self._llm)
+            self._operator = Operator(self._vllm, self._llm, config)
             progress("trying one token")
             await self._probe()
         except BaseException:
@@ -158,6 +164,32 @@ class VllmEngine:
         """Let the prefill engine free what it holds, by an empty read from here."""
         if not self._gone:
             self._spawn(self._releases.release(request_id, handover))
+
+    def administer(
+        self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
+    ) -> None:
+        """Do *action*; requests that were aborted before it end first."""
+        self._spawn(self._administer(action, timeout_s, done))
+
+    async def _administer(
+        self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
+    ) -> None:
+        outcome = AdminOutcome(self._gone or "the engine is stopping", "failed")
+        try:
+            if not self._gone:
+                await self._aborted()
+                outcome = await self._operator.do(action, timeout_s)
+                self._flush()
+        finally:
+            done(outcome)
+
+    async def _aborted(self) -> None:
+        """Wait until what has been aborted has ended, for a while."""
+        aborted = [state for state in self._open.values() if state.aborted]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ABORT_WAIT_S):
+                for state in aborted:
+                    await state.ended.wait()
 
     def load(self) -> EngineLoad:
         """Return the engine core's counts after its last step."""
@@ -257,9 +289,10 @@ class VllmEngine:
             collector = await self._llm.add_request(
                 request.request_id,
                 self._vllm.tokens_input(
-                    request.token_ids, cache_salt=request.cache_salt
+                    request.token_ids, cache_salt=self._operator.salt_of(request)
                 ),
                 sampling_params(self._vllm, request, capture),
+                lora_request=self._operator.lora_of(request),
                 priority=request.priority,
                 reasoning_ended=request.reasoning_ended,
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
@@ -351,6 +384,7 @@ class VllmEngine:
         self._capturing.ended(state)
         state.added.set()
         state.moved.set()
+        state.ended.set()
 
     async def _abort(self, state: OpenRequest) -> None:
         """Abort in the engine.

@@ -32,6 +32,7 @@ def engine_information(
         connector_compatibility=_compatibility(vllm, config, served_name, connector)
         if connector
         else "",
+        world_size=config.parallel_config.world_size_across_dp,
     )
 
 

@@ -54,6 +54,7 @@ class OpenRequest:
         "added",
         "capture",
         "collector",
+        "ended",
         "moved",
         "request",
     )
@@ -63,6 +64,7 @@ class OpenRequest:
         self.collector: Any = None  # vLLM's RequestOutputCollector, once added
         self.added = asyncio.Event()  # the engine has it, or it has ended
         self.moved = asyncio.Event()  # its first token is there, or it has ended
+        self.ended = asyncio.Event()
         self.aborted = False
         self.capture: Capture | None = None  # of its hidden states
         self._prompt_logprobs: Logprobs | None = None

@@ -1,0 +1,440 @@
+"""The admin plane: a listener of its own, whose routes act on every worker.
+
+Laws:
+- Nothing but ``/health`` is answered without the key, where there is one.
+- An action is answered when it has ended at every worker. If it failed at any, the
+  answer is an error that names it and the state of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from tokenwire.protocol.admin import (
+    Action,
+    CollectiveRpc,
+    Pause,
+    Resume,
+    UpdateWeights,
+    WakeUp,
+)
+
+from . import admin_bodies as bodies
+from .admin_key import AdminKey
+from .admin_settings import AdminSettings
+from .errors import ApiError, bad_request, unavailable
+from .fanout import Outcome, everywhere, participants
+from .link import Link
+from .metrics import Metrics
+from .models import ModelList
+from .pool import Pool
+from .workers import rl_workers
+
+__all__ = ["MAX_BODY_BYTES", "AdminPlane"]
+
+_log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 32 * 1024
+"""Paths, names and the arguments of a call: they fit into one control message."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Route = Callable[[web.Request, Sequence[Link]], Awaitable[web.Response]]
+
+_STATUS = {"invalid": 400, "not_found": 404, "unsupported": 501, "busy": 503}
+"""Of an action that failed at all workers for the same reason; 500 otherwise."""
+
+_FROM_PATH = "update_weights_from_path"
+"""The method of Prime-RL's extension of vLLM's workers behind ``/update_weights``."""
+
+
+class AdminPlane:
+    """The routes of the admin plane.
+
+    Args:
+        settings: What the operator allows.
+        key: What requests must have.
+        pool: The workers.
+        metrics: Where it counts.
+        models: What ``/v1/models`` says.
+        health: The handler of ``/health``, as on the other listener.
+    """
+
+    def __init__(
+        self,
+        settings: AdminSettings,
+        key: AdminKey,
+        pool: Pool,
+        metrics: Metrics,
+        models: ModelList,
+        health: Handler,
+    ) -> None:
+        self._settings = settings
+        self._key = key
+        self._pool = pool
+        self._metrics = metrics
+        self._models = models
+        self._health = health
+        self._running: set[asyncio.Future[web.Response]] = set()
+
+    def application(self, errors: Any) -> web.Application:
+        """Return the aiohttp application; *errors* is the middleware for failures."""
+        app = web.Application(
+            middlewares=[errors, self._authorized], client_max_size=MAX_BODY_BYTES
+        )
+        posts: dict[str, Route] = {
+            "/pause": self._pause,
+            "/resume": self._resume,
+            "/update_weights": self._update_weights,
+            "/init_broadcaster": self._init_broadcaster,
+            "/load_lora_adapter": partial(self._load_lora, in_place=True),
+            "/v1/load_lora_adapter": partial(self._load_lora, in_place=False),
+            "/unload_lora_adapter": self._unload_lora,
+            "/v1/unload_lora_adapter": self._unload_lora,
+            "/collective_rpc": self._collective_rpc,
+            "/reset_prefix_cache": self._reset_prefix_cache,
+            "/sleep": self._sleep,
+            "/wake_up": self._wake_up,
+        }
+        gets: dict[str, Handler] = {
+            "/is_paused": self._is_paused,
+            "/is_sleeping": self._is_sleeping,
+            "/weight_version": self._weight_version,
+            "/weight_info": self._weight_version,
+            "/health": self._health,
+            "/v1/models": self._list_models,
+        }
+        for prefix in ("", "/v1/rl/workers/{worker_id}"):
+            for path, route in posts.items():
+                app.router.add_post(prefix + path, partial(self._act, route))
+            for path, handler in gets.items():
+                app.router.add_get(prefix + path, handler)
+        app.router.add_get("/v1/rl/workers", self._workers)
+        return app
+
+    @web.middleware
+    async def _authorized(
+        self, request: web.Request, handler: Handler
+    ) -> web.StreamResponse:
+        is_health = request.method == "GET" and request.path == "/health"
+        if not is_health and not self._key.fits(request.headers.get("Authorization")):
+            self._metrics.admin_called("any", "unauthorized")
+            msg = "the admin plane needs its key: Authorization: Bearer KEY"
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, msg, code="invalid_api_key", headers=headers)
+        if not self._key.is_set and "Origin" in request.headers:
+            # Without a key, being on this machine is the permission; a page in a
+            # browser on it has that, too, and says where it comes from.
+            msg = "the admin plane without a key takes nothing from browsers"
+            raise ApiError(403, msg)
+        return await handler(request)
+
+    # --- the actions ---------------------------------------------------------------
+
+    async def _act(self, route: Route, request: web.Request) -> web.Response:
+        """Have *route* act on the workers that the path names; all, if it names none."""
+        links = participants(self._pool.links)
+        worker_id = request.match_info.get("worker_id")
+        if worker_id is not None:
+            links = [link for link in links if link.worker_id == worker_id]
+            if not links:
+                raise ApiError(404, f"there is no worker {worker_id!r:.200} now")
+        if not links:
+            raise self._pool.no_worker()
+        # It goes on if its client leaves: half of it done would be worse.
+        task = asyncio.ensure_future(route(request, links))
+        self._running.add(task)
+        task.add_done_callback(self._ran)
+        return await asyncio.shield(task)
+
+    def _ran(self, task: asyncio.Future[web.Response]) -> None:
+        """Forget an action; its failure may have nobody to be told to any more."""
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def _pause(self, request: web.Request, links: Sequence[Link]) -> web.Response:
+        action = bodies.pause(request.query)
+        return await self._all(links, action, {"status": "paused"})
+
+    async def _resume(
+        self, request: web.Request, links: Sequence[Link]
+    ) -> web.Response:
+        del request
+        return await self._all(links, Resume(), {"status": "resumed"})
+
+    async def _update_weights(
+        self, request: web.Request, links: Sequence[Link]
+    ) -> web.Response:
+        return await self._update(links, await _body(request))
+
+    async def _update(self, links: Sequence[Link], body: bytes) -> web.Response:
+        """Update the weights; around it, pause what is not paused."""
+        settings = self._settings
+        action, mode = bodies.update_weights(
+            body,
+            update=self._pool.weights.next_update(),
+            current=max(links, key=_update).status.weight_version,
+        )
+        if len(links) < len(participants(self._pool.links)):
+            # One worker after the other gets the same weights: the same update.
+            action = self._joined(links, action)
+        paused: list[Link] = []
+        if not any(link.status.paused for link in links):
+            paused = list(links)
+            pause = Pause(mode or settings.update_mode, clear_cache=False)
+            before = await everywhere(links, lambda _: pause, settings.timeout_s)
+            if not all(outcome.is_done for outcome in before):
+                await everywhere(links, lambda _: Resume(), settings.timeout_s)
+                return self._answer("update_weights", before, {})
+        outcomes = await everywhere(links, lambda _: action, settings.update_timeout_s)
+        if paused:
+            after = await everywhere(paused, lambda _: Resume(), settings.timeout_s)
+            if all(outcome.is_done for outcome in outcomes):
+                outcomes = after
+        return self._answer("update_weights", outcomes, {"status": "ok"})
+
+    def _joined(self, links: Sequence[Link], action: UpdateWeights) -> UpdateWeights:
+        """Return *action* with the number of an update that brought its version."""
+        newest = self._pool.weights.newest
+        if any(link.status.update == newest for link in links):
+            return action  # it has those already: these are others
+        for link in self._pool.links:
+            status = link.status
+            same = status.weight_version == action.weight_version
+            if link.is_ready and same and status.update == newest:
+                return msgspec.structs.replace(action, update=newest)
+        return action
+
+    async def _init_broadcaster(
+        self, request: web.Request, links: Sequence[Link]
+    ) -> web.Response:
+        given = bodies.broadcaster(await _body(request))
+        offsets: dict[Link, int] = {}
+        offset = given.rank_offset
+        for link in links:
+            offsets[link] = offset
+            offset += link.card.world_size if link.card is not None else 1
+
+        def action(link: Link) -> Action:
+            return bodies.broadcaster_action(given, offsets[link])
+
+        outcomes = await everywhere(links, action, self._settings.timeout_s)
+        return self._answer("init_broadcaster", outcomes, {"status": "ok"})
+
+    async def _load_lora(
+        self, request: web.Request, links: Sequence[Link], *, in_place: bool
+    ) -> web.Response:
+        action = bodies.load_lora(
+            await _body(request),
+            update=self._pool.weights.next_update(),
+            in_place=in_place,
+        )
+        answer: object = {"status": "ok"}
+        if not in_place:
+            answer = f"Success: LoRA adapter '{action.lora_name}' added successfully."
+        return await self._all(links, action, answer)
+
+    async def _unload_lora(
+        self, request: web.Request, links: Sequence[Link]
+    ) -> web.Response:
+        action = bodies.unload_lora(await _body(request))
+        name = action.lora_name
+        # Who has been restarted since does not have it: that is what is wanted.
+        loaded = [
+            link
+            for link in links
+            if any(adapter.name == name for adapter in link.status.adapters)
+        ]
+        answer: object = {"status": "ok"}
+        if request.path.startswith("/v1/unload"):
+            answer = f"Success: LoRA adapter '{name}' removed successfully."
+        return await self._all(loaded or links, action, answer)
+
+    async def _collective_rpc(
+        self, request: web.Request, links: Sequence[Link]
+    ) -> web.Response:
+        body = await _body(request)
+        action, timeout_s = bodies.collective_rpc(body)
+        if action.method == _FROM_PATH and len(action.args) == 1:
+            # As Prime-RL updates the workers that it finds by ``/v1/rl/workers``.
+            given = {"weight_dir": action.args[0]}
+            return await self._update(links, msgspec.json.encode(given))
+        if not self._settings.allow_collective_rpc and not _is_broadcaster(action):
+            msg = (
+                "collective_rpc calls any method of the engine: it is off, "
+                "--admin-allow-collective-rpc turns it on"
+            )
+            raise ApiError(403, msg, code="not_allowed")
+        limit_s = min(timeout_s or self._settings.timeout_s, self._settings.timeout_s)
+        outcomes = await everywhere(links, lambda _: action, max(limit_s, 0.1))
+        results = [
+            one
+            for outcome in outcomes
+            for one in outcome.done.result.get("results", [])
+        ]
+        return self._answer("collective_rpc", outcomes, {"results": results})
+
+    async def _reset_prefix_cache(
+        self, request: web.Request, links: Sequence[Link]
+    ) -> web.Response:
+        action = bodies.reset_prefix_cache(request.query)
+        return await self._all(links, action, {"success": True})
+
+    async def _sleep(self, request: web.Request, links: Sequence[Link]) -> web.Response:
+        action = bodies.sleep(request.query)
+        answer = {"status": "sleeping", "level": action.level}
+        return await self._all(links, action, answer)
+
+    async def _wake_up(
+        self, request: web.Request, links: Sequence[Link]
+    ) -> web.Response:
+        tags = bodies.wake_tags(request.query.getall("tags", []))
+        outcomes = await everywhere(
+            links, lambda _: WakeUp(tags), self._settings.timeout_s
+        )
+        is_awake = not any(outcome.link.status.sleep_level for outcome in outcomes)
+        status = "awake" if is_awake else "sleeping"
+        return self._answer("wake_up", outcomes, {"status": status, "tags": tags})
+
+    async def _all(
+        self,
+        links: Sequence[Link],
+        action: Action,
+        answer: object,
+        timeout_s: float | None = None,
+    ) -> web.Response:
+        """Do the same at all *links*, and return *answer* if that has worked."""
+        limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        outcomes = await everywhere(links, lambda _: action, limit_s)
+        name = str(action.__struct_config__.tag)
+        return self._answer(name, outcomes, answer)
+
+    def _answer(
+        self, name: str, outcomes: Sequence[Outcome], answer: object
+    ) -> web.Response:
+        failed = [outcome for outcome in outcomes if not outcome.is_done]
+        if not failed:
+            self._metrics.admin_called(name, "ok")
+            _log.info("admin: %s done at %d workers", name, len(outcomes))
+            if isinstance(answer, str):
+                return web.Response(text=answer)
+            return _json(answer)
+        is_partial = len(failed) < len(outcomes)
+        self._metrics.admin_called(name, "partial" if is_partial else "failed")
+        kinds = {outcome.done.error_kind for outcome in failed}
+        kind = kinds.pop() if len(kinds) == 1 and not is_partial else ""
+        reasons = "; ".join(f"{one.link.worker_id}: {one.done.error}" for one in failed)
+        message = (
+            f"{name} failed at {len(failed)} of {len(outcomes)} workers: {reasons}"
+        )
+        _log.error("admin: %s", message)
+        status = _STATUS.get(kind, 500)
+        if name == "update_weights" and kind == "not_found":
+            # Written a moment ago, on a file system that is shared: it may be there
+            # soon, and Prime-RL tries again after such a status alone.
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+        error = ApiError(
+            status,
+            message,
+            kind="invalid_request_error" if status < 500 else "server_error",
+            code="partial_failure" if is_partial else "worker_failed",
+            headers={"Retry-After": "1"}
+            if status == HTTPStatus.SERVICE_UNAVAILABLE
+            else {},
+        )
+        body = msgspec.json.decode(error.body())
+        body["workers"] = [_state(outcome) for outcome in outcomes]
+        response = _json(body, status)
+        response.headers.update(error.headers)
+        return response
+
+    # --- what is so ----------------------------------------------------------------
+
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        links = self._seen(request)
+        return _json({"is_paused": any(link.status.paused for link in links)})
+
+    async def _is_sleeping(self, request: web.Request) -> web.Response:
+        links = self._seen(request)
+        return _json({"is_sleeping": any(link.status.sleep_level for link in links)})
+
+    async def _weight_version(self, request: web.Request) -> web.Response:
+        links = self._seen(request)
+        served = [link for link in links if not link.is_outdated] or links
+        return _json({"weight_version": served[0].weight_version})
+
+    def _seen(self, request: web.Request) -> list[Link]:
+        worker_id = request.match_info.get("worker_id")
+        links = [
+            link
+            for link in participants(self._pool.links)
+            if worker_id in {None, link.worker_id}
+        ]
+        if not links:
+            raise unavailable("no worker is connected")
+        return links
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=self._models.all(), content_type="application/json")
+
+    async def _workers(self, request: web.Request) -> web.Response:
+        base = f"{request.scheme}://{request.host}/v1/rl/workers"
+        return _json(rl_workers(self._pool, base))
+
+
+async def _body(request: web.Request) -> bytes:
+    """Return the body, which is JSON or nothing.
+
+    Raises:
+        ApiError: 415, it is something else.
+    """
+    body = await request.read()
+    if body and request.content_type != "application/json":
+        msg = f"the body must be application/json, not {request.content_type}"
+        raise ApiError(415, msg)
+    if not body:
+        raise bad_request("the body is missing: it must be a JSON object")
+    return body
+
+
+def _update(link: Link) -> int:
+    return link.status.update
+
+
+def _is_broadcaster(action: CollectiveRpc) -> bool:
+    return action.method == "init_broadcaster"
+
+
+def _state(outcome: Outcome) -> dict[str, object]:
+    """Return what is known of a worker after an action."""
+    status = outcome.link.status
+    return {
+        "worker_id": outcome.link.worker_id,
+        "ok": outcome.is_done,
+        "error": outcome.done.error or None,
+        "kind": outcome.done.error_kind or None,
+        "connected": outcome.link.is_ready,
+        "weight_version": status.weight_version,
+        "adapters": [adapter.name for adapter in status.adapters],
+        "paused": status.paused,
+        "sleep_level": status.sleep_level,
+        "busy": status.busy or None,
+        "fault": status.fault or None,
+    }
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(value),
+        content_type="application/json",
+    )

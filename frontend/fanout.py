@@ -1,0 +1,100 @@
+"""One admin action at every worker: sent to all at once, answered when all have ended.
+
+Laws:
+- Every worker's part ends: with its answer, with the worker, or with the time limit.
+- What failed is named, with the state that each worker is in then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tokenwire.protocol.admin import Action, Pause, Sleep, action_and_arguments
+from tokenwire.protocol.messages import Admin, AdminDone, Role
+
+from .link import Link
+
+__all__ = ["ANSWER_GRACE_S", "Outcome", "everywhere", "participants"]
+
+ANSWER_GRACE_S = 5.0
+"""What a worker gives up at the time limit is told a little later: its words are better
+than "no answer"."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """How an action ended at one worker."""
+
+    link: Link  # to the worker, whose state may change later
+    done: AdminDone
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was done."""
+        return not self.done.error
+
+
+def participants(links: Iterable[Link]) -> list[Link]:
+    """Return the workers that an action is for: who is connected and stays."""
+    return [
+        link
+        for link in links
+        if link.is_ready and not link.is_leaving and not link.load.draining
+    ]
+
+
+async def everywhere(
+    links: Sequence[Link], action: Callable[[Link], Action], timeout_s: float
+) -> list[Outcome]:
+    """Do an action at all *links*; return how it ended at each, in their order.
+
+    Args:
+        links: The workers.
+        action: What each is to do.
+        timeout_s: After which the workers give up.
+    """
+    outcomes: dict[Link, Outcome] = {}
+    for phase in _phases(links, action):
+        sent = [(link, _send(link, action(link), timeout_s)) for link in phase]
+        waited = await asyncio.gather(
+            *(_answer(future, timeout_s) for _, future in sent)
+        )
+        for (link, _), done in zip(sent, waited, strict=True):
+            outcomes[link] = Outcome(link, done)
+    return [outcomes[link] for link in links]
+
+
+def _phases(
+    links: Sequence[Link], action: Callable[[Link], Action]
+) -> list[Sequence[Link]]:
+    """Return who does it at once, group after group.
+
+    Prefill workers are paused first. What they have computed goes on at a decode worker,
+    which must not stand still before it has read the KV: that would be held until its
+    lease ends, and vLLM's prefill engine is not paused before.
+    """
+    first = [link for link in links if link.card and link.card.role is Role.PREFILL]
+    rest = [link for link in links if link not in first]
+    if not isinstance(action(links[0]), Pause | Sleep):
+        return [links]
+    return [group for group in (first, rest) if group]
+
+
+def _send(link: Link, action: Action, timeout_s: float) -> asyncio.Future[AdminDone]:
+    name, arguments = action_and_arguments(action)
+    message = Admin(f"admin-{next(_numbers):x}", name, arguments, timeout_s)
+    return link.administer(message)
+
+
+async def _answer(future: asyncio.Future[AdminDone], timeout_s: float) -> AdminDone:
+    try:
+        async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
+            return await future
+    except TimeoutError:
+        text = f"no answer within {timeout_s + ANSWER_GRACE_S:g} s"
+        return AdminDone("", text, "timeout")

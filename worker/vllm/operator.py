@@ -1,0 +1,272 @@
+"""Pauses, updates, adapters and sleep, as vLLM does them.
+
+vLLM forgets cached KV only when nothing uses it, and stands still with requests that do.
+So what has to be forgotten is not found any more, which is the same to the token: a
+request's cache salt says how often the cache was emptied, and which version of its
+adapter it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from types import NoneType
+from typing import Any, assert_never
+
+from tokenwire.protocol.admin import (
+    Action,
+    CollectiveRpc,
+    LoadLora,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    UnloadLora,
+    UpdateWeights,
+    WakeUp,
+)
+from tokenwire.worker.engine import AdminOutcome, EngineRequest
+
+from .arguments import first_sentence
+from .binding import Vllm
+from .checkpoint import checkpoint_fault
+
+__all__ = ["Operator"]
+
+MIN_TIMEOUT_S = 1.0
+"""Of a call to vLLM's workers, which takes no limit of 0."""
+
+_SETTLE_TURNS = 3
+"""Turns of the event loop in which vLLM hands out what a last step has brought."""
+
+
+class Operator:
+    """Does what Admins ask for, on a started ``AsyncLLM``.
+
+    Args:
+        vllm: What we use of vLLM.
+        llm: The engine.
+        config: Its ``VllmConfig``.
+    """
+
+    def __init__(self, vllm: Vllm, llm: Any, config: Any) -> None:
+        self._vllm = vllm
+        self._llm = llm
+        self._config = config
+        self._adapters: dict[str, tuple[Any, int]] = {}  # LoRARequest, its update
+        self._num_adapters = 0  # ever loaded: makes their ids
+        self._cache_epoch = 0
+        self._paused = False
+        self._loading = False  # weights, so that a failure leaves neither old nor new
+        self._resumed = asyncio.Event()  # since the last pause began
+
+    # --- for requests --------------------------------------------------------------
+
+    def lora_of(self, request: EngineRequest) -> Any:  # vLLM's LoRARequest or None
+        """Return the adapter of *request*.
+
+        Raises:
+            ValueError: It is not loaded.
+        """
+        if not request.lora:
+            return None
+        known = self._adapters.get(request.lora)
+        if known is None:
+            msg = f"The model {request.lora!r} does not exist"
+            raise ValueError(msg)
+        return known[0]
+
+    def salt_of(self, request: EngineRequest) -> str | None:
+        """Return the cache salt of *request*: its own, and what has been forgotten."""
+        known = self._adapters.get(request.lora)
+        if not self._cache_epoch and known is None:
+            return request.cache_salt
+        loaded = known[1] if known is not None else 0
+        return f"{self._cache_epoch}:{loaded}:{request.cache_salt or ''}"
+
+    # --- actions -------------------------------------------------------------------
+
+    async def do(self, action: Action, timeout_s: float) -> AdminOutcome:
+        """Do *action*; a failure is an outcome, too."""
+        limit_s = timeout_s or None
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._do(action, timeout_s)
+        except TimeoutError:
+            text = f"it was not done within {timeout_s:g} s"
+            return AdminOutcome(text, "timeout", is_broken=self._loading)
+        except self._vllm.EngineDeadError as error:
+            return AdminOutcome(first_sentence(error), "failed")
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises in its workers
+            return self._failed(action, error)
+        finally:
+            self._loading = False
+
+    async def _do(self, action: Action, timeout_s: float) -> AdminOutcome:
+        match action:
+            case Pause():
+                return await self._pause(action)
+            case Resume():
+                await self._llm.resume_generation()
+                self._paused = False
+                self._resumed.set()
+            case UpdateWeights():
+                return await self._update(action, timeout_s)
+            case LoadLora():
+                return await self._load_lora(action)
+            case UnloadLora(name):
+                await self._llm.remove_lora(self._adapters[name][0].lora_int_id)
+                del self._adapters[name]
+            case ResetPrefixCache():
+                await self._reset_cache(action)
+                return AdminOutcome(result={"success": True})
+            case Sleep():
+                return await self._sleep(action)
+            case WakeUp():
+                is_awake = bool(await self._llm.wake_up(action.tags))
+                if is_awake:
+                    self._paused = False
+                return AdminOutcome(result={"awake": is_awake}, is_awake=is_awake)
+            case CollectiveRpc():
+                results = await self._call(
+                    action.method, timeout_s, action.args, action.kwargs
+                )
+                return AdminOutcome(result={"results": [_plain(r) for r in results]})
+            case _:
+                assert_never(action)
+        return AdminOutcome()
+
+    async def _pause(self, action: Pause) -> AdminOutcome:
+        # A mode that ends requests has done so before: the worker releases their KV.
+        mode = "wait" if action.mode == "wait" else "keep"
+        self._resumed.clear()
+        pausing = asyncio.ensure_future(
+            self._llm.pause_generation(mode=mode, clear_cache=False)
+        )
+        resumed = asyncio.ensure_future(self._resumed.wait())
+        try:
+            await asyncio.wait({pausing, resumed}, return_when=asyncio.FIRST_COMPLETED)
+            if not pausing.done():
+                return AdminOutcome("it was resumed", "failed")
+            pausing.result()
+        except asyncio.CancelledError:  # at the time limit
+            with contextlib.suppress(self._vllm.EngineDeadError):
+                await self._llm.resume_generation()
+            raise
+        finally:
+            pausing.cancel()
+            resumed.cancel()
+        self._paused = True
+        await self._settle()
+        if action.clear_cache:
+            await self._forget_cache()
+        return AdminOutcome()
+
+    async def _update(self, action: UpdateWeights, timeout_s: float) -> AdminOutcome:
+        extension = self._config.parallel_config.worker_extension_cls
+        if action.weight_dir is not None:
+            fault = await asyncio.to_thread(checkpoint_fault, action.weight_dir)
+            if fault is not None:
+                return fault
+        elif not extension:
+            text = "weight_dir is missing: only a --worker-extension-cls needs none"
+            return AdminOutcome(text, "invalid")
+        was_paused = self._paused
+        if not was_paused:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self._settle()
+        self._loading = True
+        try:
+            if extension:  # Prime-RL's, whose methods are named so
+                args = [action.weight_dir]
+                await self._call("update_weights_from_path", timeout_s, args, {})
+            else:
+                kwargs = {"weights_path": action.weight_dir}
+                await self._call("reload_weights", timeout_s, [], kwargs)
+            if action.reset_prefix_cache:
+                await self._forget_cache()
+        finally:
+            if not was_paused:
+                await self._llm.resume_generation()
+        return AdminOutcome()
+
+    async def _load_lora(self, action: LoadLora) -> AdminOutcome:
+        name, path = action.lora_name, Path(action.lora_path)
+        if self._config.lora_config is None:
+            text = "the engine has no LoRA: start it with --enable-lora"
+            return AdminOutcome(text, "unsupported")
+        is_there = await asyncio.to_thread((path / "adapter_config.json").is_file)
+        if not is_there:
+            text = f"Loading lora {name} failed: No adapter found for {path}"
+            return AdminOutcome(text, "not_found")
+        known = self._adapters.get(name)
+        if known is None:
+            self._num_adapters += 1
+        number = known[0].lora_int_id if known is not None else self._num_adapters
+        adapter = self._vllm.LoRARequest(
+            name,
+            number,
+            str(path),
+            load_inplace=known is not None,
+            is_3d_lora_weight=action.is_3d_lora_weight,
+        )
+        await self._llm.add_lora(adapter)
+        # Requests bring it along: it must not be loaded again with each of them.
+        at_rest = self._vllm.LoRARequest(
+            name, number, str(path), is_3d_lora_weight=action.is_3d_lora_weight
+        )
+        self._adapters[name] = at_rest, action.update
+        return AdminOutcome()
+
+    async def _sleep(self, action: Sleep) -> AdminOutcome:
+        if action.level and self._vllm.is_cpu:
+            text = "there is no sleep mode on a CPU (level 0 pauses)"
+            return AdminOutcome(text, "unsupported")
+        if action.level and not self._config.model_config.enable_sleep_mode:
+            text = "the engine has no sleep mode: start it with --enable-sleep-mode"
+            return AdminOutcome(text, "unsupported")
+        mode = "wait" if action.mode == "wait" else "keep"
+        await self._llm.sleep(action.level, mode)
+        self._paused = True
+        if action.level:
+            self._cache_epoch += 1
+        return AdminOutcome()
+
+    async def _reset_cache(self, action: ResetPrefixCache) -> None:
+        self._cache_epoch += 1
+        await self._llm.reset_prefix_cache(
+            action.reset_running_requests, action.reset_external
+        )
+
+    async def _forget_cache(self) -> None:
+        self._cache_epoch += 1
+        # False while blocks are in use: they are not found again all the same.
+        await self._llm.reset_prefix_cache()
+
+    async def _call(
+        self, method: str, timeout_s: float, args: list[Any], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        limit_s = max(timeout_s, MIN_TIMEOUT_S) if timeout_s else None
+        results = await self._llm.collective_rpc(method, limit_s, tuple(args), kwargs)
+        return list(results or ())
+
+    async def _settle(self) -> None:
+        """Let all outputs of the steps before now reach the sink."""
+        queue = self._llm.engine_core.outputs_queue
+        while not queue.empty():  # noqa: ASYNC110 - vLLM's, without an event
+            await asyncio.sleep(0)
+        for _ in range(_SETTLE_TURNS):
+            await asyncio.sleep(0)
+
+    def _failed(self, action: Action, error: Exception) -> AdminOutcome:
+        text = first_sentence(error)
+        if isinstance(action, CollectiveRpc) and "has no attribute" in text:
+            text = f"the engine's workers have no method {action.method!r:.200}"
+            return AdminOutcome(text, "unsupported")
+        return AdminOutcome(text, "failed", is_broken=self._loading)
+
+
+def _plain(result: Any) -> Any:
+    """Return what a message can carry, as vLLM's route does."""
+    return result if type(result) in {NoneType, dict, list} else str(result)
