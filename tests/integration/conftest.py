@@ -27,10 +27,14 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
             *("--dtype", "float32", "--max-model-len", "2048"),
             # Short steps: an abort takes effect between two of them.
             *("--max-num-batched-tokens", "256"),
+            *("--enable-lora", "--max-lora-rank", "8"),
         ),
         name=NAME,
-        # A killed worker is missed until its engine has loaded again.
-        settings={"TOKENWIRE_WORKER_WAIT_S": str(LOAD_S)},
+        settings={
+            # A killed worker is missed until its engine has loaded again.
+            "TOKENWIRE_WORKER_WAIT_S": str(LOAD_S),
+            "TOKENWIRE_ADMIN_PORT": "0",
+        },
     ) as running:
         # It serves a moment before it says where the workers' gauges are.
         workers = ("prefill-0", "decode-0")
