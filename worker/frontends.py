@@ -44,6 +44,7 @@ class Frontend:
         "outbox",
         "outgoing",
         "requests",
+        "scraped_at",
     )
 
     def __init__(self, identity: bytes, hello: Hello, liveness: Liveness) -> None:
@@ -55,6 +56,7 @@ class Frontend:
         self.outbox = Outbox()
         self.is_dirty = False  # whether the outbox waits for the next flush
         self.is_lost = False  # nothing is sent to it any more
+        self.scraped_at = float("-inf")  # when it asked for the engine's metrics
 
 
 class Request:

@@ -57,7 +57,12 @@ from tokenwire.worker.engine import (
 )
 from tokenwire.worker.metrics import Metrics
 from tokenwire.worker.orphans import AGAIN_S, GRACE_S
-from tokenwire.worker.service import ABORT_GRACE_S, MAX_FRONTENDS, Service
+from tokenwire.worker.service import (
+    ABORT_GRACE_S,
+    MAX_FRONTENDS,
+    MIN_SCRAPE_S,
+    Service,
+)
 
 A, B = b"frontend-a", b"frontend-b"
 
@@ -706,6 +711,17 @@ def test_a_scrape_is_answered_even_with_nothing_to_say() -> None:
     desk.say(A, ScrapeMetrics())
     assert desk.sender.take(A) == [MetricsText("", seq=2)]
     assert not desk.sender.take(B)
+
+
+def test_a_frontend_that_scrapes_too_often_is_not_answered() -> None:
+    """Its answers would fill the link; another's question is no question of it."""
+    desk = Desk(A, B)
+    desk.say(A, *[ScrapeMetrics()] * 50)
+    desk.say(B, ScrapeMetrics())
+    assert len(desk.sender.take(A)) == len(desk.sender.take(B)) == 1
+    desk.timers.advance(MIN_SCRAPE_S)
+    desk.say(A, ScrapeMetrics())
+    assert len(desk.sender.take(A)) == 1
 
 
 # -- hand-overs whose frontend is gone -----------------------------------------------------
