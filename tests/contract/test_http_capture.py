@@ -114,6 +114,16 @@ async def test_tokens_in_tokens_out_has_the_path(served: Stack) -> None:
     assert take(Path(reply.json["kv_transfer_params"]["hidden_states_path"])) == PROMPT
 
 
+async def test_several_choices_have_one_file(served: Stack, folder: Path) -> None:
+    """Their prompt is the same, and one path is told."""
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2, "n": 3}}
+    reply = await served.post("/inference/v1/generate", body)
+    assert len(reply.json["choices"]) == 3
+    assert len(os.listdir(folder)) == 2
+    take(Path(reply.json["kv_transfer_params"]["hidden_states_path"]))
+    assert os.listdir(folder) == []
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -132,6 +142,7 @@ async def test_who_did_not_ask_leaves_no_file(
     assert os.listdir(folder) == []
 
 
+@pytest.mark.pitfall(37)
 @pytest.mark.parametrize(
     "request_id", ["a/../../evil", "../evil", "/evil", "..", "x\\..\\y"]
 )
@@ -158,6 +169,26 @@ async def test_no_name_comes_from_a_client(
             assert "evil" not in text
             take(Path(text))
     assert sorted(folder.parent.rglob("*")) == before
+
+
+@pytest.mark.pitfall(37)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kv_transfer_params": {"hidden_states_path": "/evil"}},
+        {"kv_transfer_params": {"tokenwire_capture": {"path": "/evil"}}},
+        {"nvext": {"kv_transfer_params": {"hidden_states_path": "/evil"}}},
+        {"vllm_xargs": {"kv_transfer_params": {"hidden_states_path": "/evil"}}},
+    ],
+)
+async def test_no_client_says_where_to_write(
+    served: Stack, folder: Path, fields: dict[str, Any]
+) -> None:
+    """Whatever it asks the connector for is a 400, and the engine is untouched."""
+    body = {"prompt": PROMPT, "max_tokens": 1, "return_token_ids": True, **fields}
+    reply = await served.post("/v1/completions", body)
+    assert reply.status == 400, reply.text
+    assert os.listdir(folder) == []
 
 
 async def test_a_client_that_leaves_leaves_no_file(served: Stack, folder: Path) -> None:

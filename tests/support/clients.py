@@ -47,9 +47,10 @@ def client_tokenizer(model: str, folder: Path) -> Path:
     return folder
 
 
-async def run_client(program: str, *arguments: str) -> Any:
+async def run_client(program: str, *arguments: str, cwd: Path | None = None) -> Any:
     """Return the JSON that a program prints, which runs in the clients' environment."""
-    return json.loads(await _run({}, str(PROGRAMS / program), *arguments))
+    text = await _run({}, str(PROGRAMS / program), *arguments, cwd=cwd)
+    return json.loads(text)
 
 
 async def run_snippet(text: str, variables: dict[str, str]) -> None:
@@ -57,7 +58,9 @@ async def run_snippet(text: str, variables: dict[str, str]) -> None:
     await _run(variables, "-c", text)
 
 
-async def _run(variables: dict[str, str], *arguments: str) -> str:
+async def _run(
+    variables: dict[str, str], *arguments: str, cwd: Path | None = None
+) -> str:
     """Return what the clients' Python prints."""
     python = ROOT / os.environ.get("CLIENTS_VENV", ".venv-clients") / "bin" / "python"
     assert python.exists(), f"{python} is missing: run `make setup-clients`"
@@ -68,6 +71,7 @@ async def _run(variables: dict[str, str], *arguments: str) -> str:
         *(str(python), *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        cwd=cwd,
         env=environment | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"} | variables,
     )
     try:
