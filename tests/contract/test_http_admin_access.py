@@ -281,15 +281,19 @@ async def test_ranks_follow_each_other_over_the_workers(
         SimWorker(tiny_model, Role.AGGREGATED, f"w{n}", ("--step-ms", "0"))
         for n in range(2)
     ]
-    asked: list[Any] = []
+    asked: dict[str, Any] = {}
     try:
         async with frontend(tiny_model) as running:
             for worker in workers:
                 await worker.start(world_size=4)
-                begin = worker.engine.administer
 
-                def spy(action: Any, *rest: Any, begin: Any = begin) -> None:
-                    asked.append(action)
+                def spy(
+                    action: Any,
+                    *rest: Any,
+                    name: str = worker.name,
+                    begin: Any = worker.engine.administer,
+                ) -> None:
+                    asked[name] = action
                     begin(action, *rest)
 
                 monkeypatch.setattr(worker.engine, "administer", spy)
@@ -307,8 +311,8 @@ async def test_ranks_follow_each_other_over_the_workers(
     finally:
         for worker in workers:
             await worker.stop()
-    assert [one.args[2] for one in asked] == [8, 12]
-    assert [one.args[:2] + one.args[3:] for one in asked] == [
+    assert {name: one.args[2] for name, one in asked.items()} == {"w0": 8, "w1": 12}
+    assert [one.args[:2] + one.args[3:] for one in asked.values()] == [
         ["10.0.0.1", 29500, 16, 60.0, False]
     ] * 2
 

@@ -259,6 +259,19 @@ def test_golden_bytes_from_a_frontend_are_understood(name: str) -> None:
     assert decode_from_frontend(data) == FROM_FRONTEND[name]
 
 
+@pytest.mark.parametrize("name", [n for n in FROM_FRONTEND if n.startswith("submit")])
+def test_a_map_s_header_may_be_short(name: str) -> None:
+    """Submit has more than 15 fields now, so msgspec gives it the long form always.
+
+    Earlier releases, with fewer, gave it the short one where it was enough.
+    """
+    data = undump((GOLDEN / f"{name}.hex").read_text())
+    assert data[:2] == b"\xde\x00"
+    short = bytes([0x80 | data[2]]) + data[3:]
+    assert data[2] <= 15
+    assert decode_from_frontend(short) == FROM_FRONTEND[name]
+
+
 @pytest.mark.parametrize("name", FROM_WORKER)
 def test_golden_bytes_from_a_worker_are_understood(name: str) -> None:
     """The bytes of an earlier release still mean the same message."""

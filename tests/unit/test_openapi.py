@@ -111,8 +111,9 @@ def test_selectors_are_in_the_document() -> None:
     ]
 
     assert set(items["enum"]) == SELECTORS
-    # What became of given turns is there with any of them.
-    assert set(SCHEMAS["AnswerNvext"]["properties"]) == SELECTORS | {"prefix"}
+    # What became of given turns is there with any of them; several versions with one.
+    others = {"prefix", "weight_versions"}
+    assert set(SCHEMAS["AnswerNvext"]["properties"]) == SELECTORS | others
 
 
 def test_unknown_fields_are_forbidden_as_the_operator_says() -> None:
