@@ -49,7 +49,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench faults fuzz overload soak soak-faults survive docs model tree lock \
+	engine-test bench bench-capture faults fuzz overload soak soak-faults survive docs model tree lock \
 	clean
 
 help:  ## Show this list.
@@ -114,6 +114,9 @@ unit: setup-dev  ## Run unit, contract and fault tests, with branch coverage.
 engine-test: setup-clients  ## Run the tests on a real vLLM engine.
 	@$(SETUP) $(EXTRA) dev
 	@export TOKENWIRE_DEMO_MODEL=$$($(DEMO_MODEL)); $(BIN)/pytest -m engine $(PYTEST)
+
+bench-capture: setup  ## Measure hidden-state capture beside bare vLLM on the real engine.
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_capture.py
 
 bench: setup-dev  ## Measure the frontend on simulated workers (BASELINE=checkout: against it).
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench.py \
