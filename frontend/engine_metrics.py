@@ -172,9 +172,9 @@ class EngineMetrics:
             self._making = None
 
     async def _ask(self) -> list[Page]:
-        """Return what comes within ``WAIT_S``, in the order of the links."""
+        """Return what comes within ``WAIT_S``."""
         pages: dict[Link, Page] = {}
-        waiting: set[Link] = set()
+        waiting = set(self._links())
         all_there = asyncio.Event()
 
         def take(link: Link, text: str) -> None:
@@ -184,13 +184,13 @@ class EngineMetrics:
             if not waiting:
                 all_there.set()
 
-        asked = [link for link in self._links() if link.scrape(partial(take, link))]
-        waiting.update(asked)
-        if asked:
+        asked = [link for link in list(waiting) if link.scrape(partial(take, link))]
+        waiting &= set(asked)  # less those that have answered already
+        if waiting:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(all_there.wait(), WAIT_S)
         self._metrics.engines_scraped(len(pages), len(waiting))
-        return [pages[link] for link in asked if link in pages]
+        return sorted(pages.values())  # the same order each time
 
 
 def _encoded(pages: Sequence[Page]) -> bytes:
