@@ -8,6 +8,7 @@ NeMo-RL's wrapper makes of that for a server that takes tokens.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,15 +128,25 @@ async def test_a_gym_conversation_is_exact(
 
 
 async def test_gym_may_supply_the_prefix(served: Stack) -> None:
-    """``required_prefix_token_ids`` beside messages without ids, and on /tokenize."""
+    """``required_prefix_token_ids`` beside messages without ids, and on /tokenize.
+
+    The model writes "h" and "e" one by one, which a tokenizer would take together.
+    """
+    encode = partial(served.model.encode, add_special_tokens=False)
+    letters = [*await encode("h"), *await encode("e")]
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTIONS[0]}]
-    first = await gym_turn(served, messages, return_token_ids=True)
+    first = await gym_turn(
+        served, messages, return_token_ids=True, allowed_token_ids=letters
+    )
     history = [*first.prompt_token_ids, *first.generation_token_ids]
     messages.append({"role": "user", "content": QUESTIONS[1]})
     prefix = {"required_prefix_token_ids": history}
     inline = await gym_turn(served, list(messages), return_token_ids=True, **prefix)
     apart = await gym_turn(served, list(messages), **prefix)
 
+    without = await served.post("/tokenize", {"messages": messages})
+
+    assert without.json["tokens"][: len(history)] != history
     assert inline.prompt_token_ids == apart.prompt_token_ids
     assert inline.prompt_token_ids[: len(history)] == history
 
