@@ -23,6 +23,9 @@ ANSWER_GRACE_S = 5.0
 """What a worker gives up at the time limit is told a little later: its words are better
 than "no answer"."""
 
+LOOK_S = 0.02
+"""How often what is handed over is looked at: a read takes about as long."""
+
 _numbers = itertools.count(1)
 
 
@@ -60,6 +63,8 @@ async def everywhere(
     """
     outcomes: dict[Link, Outcome] = {}
     for phase in _phases(links, action):
+        if outcomes and _waits(action(links[0])):
+            await _begun(phase, timeout_s)
         sent = [(link, _send(link, action(link), timeout_s)) for link in phase]
         waited = await asyncio.gather(
             *(_answer(future, timeout_s) for _, future in sent)
@@ -83,6 +88,23 @@ def _phases(
     if not isinstance(action(links[0]), Pause | Sleep):
         return [links]
     return [group for group in (first, rest) if group]
+
+
+def _waits(action: Action) -> bool:
+    return isinstance(action, Pause | Sleep) and action.mode == "wait"
+
+
+async def _begun(links: Sequence[Link], timeout_s: float) -> None:
+    """Wait until what was handed over has begun at *links*.
+
+    An engine that is to be paused begins nothing that waits in it.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while any(link.reads_any for link in links):
+        if loop.time() > deadline:
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 def _send(link: Link, action: Action, timeout_s: float) -> asyncio.Future[AdminDone]:

@@ -286,6 +286,11 @@ class Link:
             self._errands.end(message.request_id, text, "lost")
         return future
 
+    @property
+    def reads_any(self) -> bool:
+        """Whether a request here still has to read KV."""
+        return self._open.reads_any
+
     def reads(self, handover: JsonObject) -> bool:
         """Return whether a request here still has to read this KV."""
         return self._open.reads(handover)

@@ -54,6 +54,14 @@ class OpenRequests:
         """Whether one of them has a token already."""
         return any(one.exchange.num_tokens for one in self._open.values())
 
+    @property
+    def reads_any(self) -> bool:
+        """Whether one of them still has to read KV."""
+        return any(
+            one.handover is not None and not one.exchange.num_tokens
+            for one in self._open.values()
+        )
+
     def reads(self, handover: JsonObject) -> bool:
         """Return whether one of them still has to read this KV."""
         return any(

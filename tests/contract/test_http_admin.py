@@ -33,7 +33,7 @@ ASKS = {
 }
 VERSIONED = {
     "prompt": PROMPT,
-    "nvext": {"extra_fields": ["completion_token_ids", "weight_version"]},
+    "nvext": {"extra_fields": ["completion_token_ids", "weight_version", "worker_id"]},
 }
 SLOW = ("--step-ms", "10")
 
@@ -255,6 +255,20 @@ async def test_a_pause_that_waits_lets_requests_end(
         await eventually(lambda: running.intake.num_waiting == 1, "it waits")
         await admin_post(running, "/resume")
         assert (await later).status == 200
+
+
+async def test_a_pause_that_waits_lets_a_prompt_go_on_to_its_decode_worker(
+    tiny_model: Path,
+) -> None:
+    """Nothing runs there yet when the pause begins: it must not be paused first."""
+    slow = (*SLOW, "--prefill-tokens-per-s", "100")
+    async with stack(tiny_model, PAIR, slow) as running:
+        asking = asyncio.create_task(running.complete(**ASKS))
+        prefill = running.workers[0].service
+        await eventually(lambda: prefill.num_requests == 1, "the prompt is computed")
+        assert (await admin_post(running, "/pause?mode=wait")).status == 200
+        reply = await asyncio.wait_for(asking, 10)
+        assert reply.json["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("roles", [(Role.AGGREGATED,), PAIR])
@@ -576,9 +590,10 @@ async def test_outputs_of_a_broken_worker_go_on_elsewhere(
         body = {"weight_dir": str(weights(tmp_path / "new"))}
         assert (await admin_post(running, "/update_weights", body)).status == 500
         for streamed in streams:
-            await streamed.end()
+            end = await streamed.end()
             assert (streamed.finish_reason, streamed.error) == ("length", None)
             assert len(streamed.token_ids) == 60
+            assert end["worker_id"] == {"decode_worker_id": "w0"}
 
 
 async def test_a_restarted_worker_does_not_serve_its_old_weights(
@@ -636,6 +651,27 @@ async def test_a_prompt_computed_with_other_weights_is_computed_again(
         assert reply.status == 200
         assert reply.json["nvext"]["weight_version"] == "again"
         assert reply.json["nvext"]["completion_token_ids"] == new
+        await running.idle()
+
+
+async def test_a_prompt_that_is_computed_through_an_update_is_computed_again(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """A part of its KV is of the old weights."""
+    slow = (*SLOW, "--max-num-batched-tokens", "8", "--prefill-tokens-per-s", "50")
+    async with stack(tiny_model, PAIR, slow) as running:
+        asked = {**ASKS, **VERSIONED, "return_token_ids": None}
+        asking = asyncio.create_task(running.complete(**asked))
+        prefill, decode = (worker.service for worker in running.workers)
+        await eventually(lambda: prefill.num_requests == 1, "the prompt is computed")
+        await admin_post(running, "/pause?mode=keep&clear_cache=false")
+        assert (prefill.num_requests, decode.num_requests) == (1, 0)
+        body = {"weight_dir": str(weights(tmp_path / "new"))}
+        await admin_post(running, "/update_weights", body)
+        await admin_post(running, "/resume")
+        nvext = (await asking).json["nvext"]
+        assert nvext["weight_version"] == "new"
+        assert nvext["worker_id"] == {"decode_worker_id": "decode-1"}
         await running.idle()
 
 
