@@ -22,6 +22,7 @@ from tokenwire.protocol.admin import (
     UnloadLora,
     UpdateWeights,
 )
+from tokenwire.protocol.limits import MAX_VERSION_CHARS
 
 from .errors import bad_request
 
@@ -40,9 +41,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-MAX_VERSION_CHARS = 256
-"""Of a weight version: a folder's name has at most 255 bytes."""
 
 _MAX_NAME_CHARS = MAX_VERSION_CHARS - 16  # room for a number
 

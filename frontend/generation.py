@@ -202,12 +202,6 @@ class Generation:
                 f"prefill worker {leg.link.worker_id} answered without KV to hand over",
             )
             return
-        if leg.link.update_of(self._job.lora) != leg.update:
-            self._release(leg, end)
-            self._record.prefill_end = None
-            text = "the weights changed while the prompt was computed"
-            self.leg_failed(leg, ErrorKind.HANDOVER, text)
-            return
         link = self._pool.decode_for(
             leg.link, self._excluded, self._job.session_id, self._job.lora
         )

@@ -105,6 +105,8 @@ class Pool:
         self._links: dict[str, Link] = {}
         self.weights = Weights()
         """Which weights count, and the adapters that are served."""
+        self.is_paused = False
+        """Whether a worker is paused: then nothing new is begun at any of them."""
 
     @property
     def links(self) -> Iterable[Link]:
@@ -128,7 +130,7 @@ class Pool:
                 text = "has left the list" if is_leaving else "is in the list again"
                 _log.info("worker at %s %s", endpoint, text)
         self._drop_left()
-        self._wake()
+        self._take_stock()
         for endpoint in wanted:
             if endpoint not in self._links:
                 self._links[endpoint] = Link(
@@ -184,14 +186,6 @@ class Pool:
         ]
         return min(lengths, default=None)
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether a worker is paused: then nothing new is begun at any of them."""
-        return any(
-            link.is_ready and not link.is_leaving and link.status.paused
-            for link in self._links.values()
-        )
-
     def route(
         self,
         packed: bytes,
@@ -237,7 +231,7 @@ class Pool:
                 [
                     link
                     for link in self.usable(Role.PREFILL)
-                    if link not in exclude and _fit(link, decode, lora)
+                    if link not in exclude and _fit(link, decode)
                 ],
             ),
             session_id,
@@ -276,7 +270,7 @@ class Pool:
                     for link in self.usable(Role.PREFILL)
                     if link not in exclude
                     and link.captures
-                    and any(_fit(link, one, lora) for one in decoders)
+                    and any(_fit(link, one) for one in decoders)
                 ],
             ),
             session_id,
@@ -285,7 +279,7 @@ class Pool:
         )
         if prefill is None:
             return None
-        fitting = [one for one in decoders if _fit(prefill, one, lora)]
+        fitting = [one for one in decoders if _fit(prefill, one)]
         decode = choose(fitting, session_id)
         return None if decode is None else Route(decode, prefill)
 
@@ -302,9 +296,7 @@ class Pool:
         began has got other hand-overs since.
         """
         decoders = self.usable(Role.DECODE)
-        fitting = [
-            one for one in decoders if one not in exclude and _fit(prefill, one, lora)
-        ]
+        fitting = [one for one in decoders if one not in exclude and _fit(prefill, one)]
         return choose(self._fit_for(lora, fitting), session_id)
 
     def _fit_for(self, lora: str, links: list[Link]) -> list[Link]:
@@ -401,6 +393,10 @@ class Pool:
     def _take_stock(self) -> None:
         """Judge all workers anew: one has other weights, or none any more."""
         self.weights.look(self._links.values())
+        self.is_paused = any(
+            link.is_ready and not link.is_leaving and link.status.paused
+            for link in self._links.values()
+        )
         self._wake()
 
     def _lost(self) -> None:
@@ -454,11 +450,9 @@ def _no_releases() -> deque[ReleaseKV]:
     return deque(maxlen=MAX_UNRELEASED)
 
 
-def _fit(prefill: Link, decode: Link, lora: str) -> bool:
+def _fit(prefill: Link, decode: Link) -> bool:
     if prefill.card is None or decode.card is None:
         return False
-    if prefill.update_of(lora) != decode.update_of(lora):
-        return False  # KV of one is nothing to the other
     try:
         check_pair(prefill.card, decode.card)
     except Incompatible as error:

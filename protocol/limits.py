@@ -13,6 +13,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "MAX_METRICS_BYTES",
     "MAX_REQUEST_ID_CHARS",
+    "MAX_VERSION_CHARS",
     "SEND_QUEUE_MESSAGES",
     "SLEPT_S",
 ]
@@ -36,6 +37,9 @@ MAX_ADAPTERS = 256
 
 MAX_ADAPTER_NAME_CHARS = 128
 """A hub id has at most 96, and a trainer's run has its step in the name."""
+
+MAX_VERSION_CHARS = 256
+"""Of a weight version: a folder's name has at most 255 bytes."""
 
 MAX_REQUEST_ID_CHARS = 64
 """Ids are ours (at most 36 characters today); twice that leaves room to grow."""

@@ -31,7 +31,7 @@ from tokenwire.protocol.admin import (
     check_adapter_name,
     read_action,
 )
-from tokenwire.protocol.limits import MAX_ADAPTERS, MAX_ERROR_CHARS
+from tokenwire.protocol.limits import MAX_ADAPTERS, MAX_ERROR_CHARS, MAX_VERSION_CHARS
 from tokenwire.protocol.messages import Adapter, Admin, AdminDone, Status
 from tokenwire.worker.engine import AdminOutcome, Engine
 
@@ -126,6 +126,11 @@ class Administration:
             case UpdateWeights() if action.update <= self.status.update:
                 text = f"update {action.update} is not above {self.status.update}"
                 return "invalid", text
+            case UpdateWeights(version) if len(version) > MAX_VERSION_CHARS:
+                return (
+                    "invalid",
+                    f"weight_version is above {MAX_VERSION_CHARS} characters",
+                )
             case _:
                 return None
 

@@ -310,6 +310,16 @@ def test_a_lower_limit_takes_nothing_back() -> None:
     assert waiting.state is State.ADMITTED
 
 
+def test_a_limit_that_has_changed_can_count_at_once() -> None:
+    """A pause is not to be missed by what comes in the same moment."""
+    bench = Bench(limit=3)
+    bench.enter()
+    bench.limit = 0
+    assert bench.enter().state is State.ADMITTED  # the limit is read every so often
+    bench.gate.look_anew()
+    assert bench.enter().state is State.WAITING
+
+
 def test_closing_sheds_all_that_waits() -> None:
     """What runs is not touched."""
     bench = Bench()

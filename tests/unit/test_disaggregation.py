@@ -48,15 +48,15 @@ def test_a_threshold_of_zero_is_always_remote() -> None:
     assert place is PrefillPlace.REMOTE
 
 
-def chain(ids: list[int], salt: str | None = None) -> Chain:
+def chain(ids: list[int], salt: str | None = None, lora: str = "") -> Chain:
     """Return the chain of *ids*."""
-    made = Chain(salt)
+    made = Chain(salt, lora)
     made.extend(pack_ids(ids))
     return made
 
 
 def test_a_prefix_is_known_by_all_tokens_before_it_and_the_salt() -> None:
-    """Equal chunks behind other ones, or under another salt, are others."""
+    """Equal chunks behind other ones, under another salt or adapter, are others."""
     first, second = [1] * CHUNK_TOKENS, [2] * CHUNK_TOKENS
     prefixes = Prefixes()
     prefixes.add(chain(first + second))
@@ -65,6 +65,7 @@ def test_a_prefix_is_known_by_all_tokens_before_it_and_the_salt() -> None:
     assert prefixes.num_cached_tokens(chain(first + first)) == CHUNK_TOKENS
     assert prefixes.num_cached_tokens(chain(second + first)) == 0
     assert prefixes.num_cached_tokens(chain(first, salt="tenant")) == 0
+    assert prefixes.num_cached_tokens(chain(first, lora="adapter")) == 0
     assert prefixes.num_cached_tokens(chain(first[:-1])) == 0
 
 
