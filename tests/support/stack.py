@@ -68,7 +68,7 @@ BOUNDS = Bounds(
     heartbeat_interval_s=0.1,
     heartbeat_timeout_s=4.0,
 )
-WAIT_S = 10.0  # any one condition; far above what it takes, far below the timeout
+WAIT_S = 20.0  # any one condition; far above what it takes, below the timeout
 LOOK_S = 0.01
 
 
