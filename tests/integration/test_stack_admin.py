@@ -1,4 +1,8 @@
-"""The admin sequence of an RL trainer on the real pair: weights and adapters change."""
+"""The admin sequence of an RL trainer on the real pair: weights and adapters change.
+
+It runs behind ``test_stack``, which restarts a worker of the same pair: one that is
+restarted behind an update is kept out until the next, and nobody would send that.
+"""
 
 from __future__ import annotations
 

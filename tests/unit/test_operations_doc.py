@@ -26,7 +26,9 @@ def test_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
             parse(["--help"])
     known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
 
-    engines = {"--enable-lora", "--enable-sleep-mode"}
+    engines = {
+        "--enable-lora", "--enable-sleep-mode", "--max-cpu-loras", "--max-loras"
+    }  # fmt: skip
     assert {*re.findall(r"`(--[a-z][a-z-]+)", TEXT)} <= known
     assert {*re.findall(r"`(--[a-z][a-z-]+)", ADMIN)} <= known | engines
 
