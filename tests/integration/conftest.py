@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,6 +12,21 @@ from openai import AsyncOpenAI
 from support.real_stack import LOAD_S, NAME, PAIR, gauge_pages
 from support.up import Up, until, up
 from support.vllm_engine import MODEL
+
+LAST = "test_stack_admin.py"
+"""It updates the weights of the pair. A worker that is restarted behind that, as other
+tests restart one, is kept out until the next update, which nobody sends."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run ``LAST`` behind all others of this folder, whatever the order was."""
+    folder = Path(__file__).parent
+    last = [item for item in items if item.path == folder / LAST]
+    rest = [item for item in items if item.path != folder / LAST]
+    at = max(
+        (n for n, one in enumerate(rest, 1) if folder in one.path.parents), default=0
+    )
+    items[:] = [*rest[:at], *last, *rest[at:]]
 
 
 # Of the folder, not of the session: the tests of other folders want the machine.

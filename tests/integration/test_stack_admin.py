@@ -1,7 +1,6 @@
 """The admin sequence of an RL trainer on the real pair: weights and adapters change.
 
-It runs behind ``test_stack``, which restarts a worker of the same pair: one that is
-restarted behind an update is kept out until the next, and nobody would send that.
+It runs behind all others on this pair, see ``conftest``.
 """
 
 from __future__ import annotations
