@@ -118,6 +118,7 @@ class Link:
         self.is_outdated = False  # others have newer weights
         self.prefixes = Prefixes()  # what its engine may have cached
         self.num_open_at_load = 0  # requests of this frontend when it came
+        self._num_tokens_at_load = 0  # of their prompts
         self.is_leaving = False  # has left the list; what it runs may end
         self.reason = ""  # why it is not ready, for the operator
         self.num_protocol_errors = 0
@@ -186,9 +187,11 @@ class Link:
     def num_queued_tokens(self) -> int:
         """Prompt tokens that wait at a prefill worker, as far as is known.
 
-        The worker's own count includes other frontends' but is up to a second old.
+        The worker's own count includes other frontends' but is up to a second old: what
+        of it was this frontend's is known as it is now.
         """
-        return max(self._open.num_prompt_tokens, self.load.num_waiting_tokens)
+        num_others = self.load.num_waiting_tokens - self._num_tokens_at_load
+        return self._open.num_prompt_tokens + max(0, num_others)
 
     @property
     def usable(self) -> bool:
@@ -518,7 +521,7 @@ class Link:
         self._vigil.stands = False
         room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
         self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
-        self.num_open_at_load = 0
+        self.num_open_at_load = self._num_tokens_at_load = 0
         self._set_state(LinkState.READY, "")
         _log.info(
             "worker %s (%s, %s %s) is ready at %s",
@@ -549,6 +552,7 @@ class Link:
         self._vigil.load(load, self._loop.time())
         self.load = load
         self.num_open_at_load = len(self._open)
+        self._num_tokens_at_load = self._open.num_prompt_tokens
 
     def _refuse(self, reason: str, again_s: float = HELLO_AGAIN_S) -> None:
         if self.reason != reason:

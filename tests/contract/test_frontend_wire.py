@@ -225,6 +225,22 @@ async def test_two_steps_of_a_request_in_one_batch_have_one_end(pair: Pair) -> N
     assert (pair.link.num_open, pair.link.num_protocol_errors) == (0, 0)
 
 
+async def test_what_waits_is_what_others_sent_and_what_is_open_here(pair: Pair) -> None:
+    """A Load is up to a second old; what ended here since waits no more.
+
+    A burst whose clients left kept prompts away from an idle prefill worker.
+    """
+    recorder = await pair.submit()  # one token
+    assert pair.link.num_queued_tokens == 1
+    await pair.worker.send(Load("1", num_waiting_tokens=101))
+    await eventually(lambda: pair.link.load.num_waiting_tokens == 101)
+    assert pair.link.num_queued_tokens == 101
+    await pair.worker.send(Batch([], [end(0)]))
+    await eventually(lambda: bool(recorder.ends))
+
+    assert pair.link.num_queued_tokens == 100
+
+
 BREACHES: dict[str, tuple[Batch | bytes, ...]] = {
     "garbage": (b"\xc1garbage",),
     "empty": (b"",),
