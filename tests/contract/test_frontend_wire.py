@@ -90,7 +90,7 @@ class FakeWorker:
 
     async def receive(self, kind: type[FromFrontend]) -> FromFrontend:
         """Return the next message of *kind*, from whoever sends it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 peer, data = await self._socket.recv_multipart()
                 message = decode_from_frontend(data)

@@ -472,7 +472,6 @@ async def test_tools_can_be_kept_from_the_template(serve: Start) -> None:
         assert len(reply.json["nvext"]["prompt_token_ids"]) < long / 3
 
 
-@pytest.mark.timeout(90)  # 7,000 rows of 20 candidates, twice: 10 s when traced
 async def test_a_slow_reader_gets_the_whole_message(serve: Start) -> None:
     """Parsed while the client does not read; nothing is lost, repeated or moved."""
     async with serve(HERMES) as served:

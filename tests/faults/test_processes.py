@@ -176,7 +176,7 @@ async def test_up_leaves_no_process_behind(
         everything = children(running.process.pid)
         assert len(everything) >= 3
         running.process.send_signal(number)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(80):
             code = await running.process.wait()
         await until(lambda: not any(map(alive, everything)), 10, "all are gone")
 

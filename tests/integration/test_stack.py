@@ -45,7 +45,7 @@ GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 def gauges(running: Up, worker: str) -> dict[str, float]:
     """Return running, waiting and KV usage of a worker, as it says at this moment."""
     page_url = gauge_pages(running, worker)[-1]
-    with urllib.request.urlopen(page_url, timeout=5) as answer:  # noqa: S310 - loopback
+    with urllib.request.urlopen(page_url, timeout=60) as answer:  # noqa: S310 - loopback
         page = answer.read().decode()
     found = {
         name: float(line.rpartition(" ")[2])

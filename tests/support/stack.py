@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from support.awake import Awake
 from tokenwire.frontend.admin import AdminPlane
 from tokenwire.frontend.admin_key import AdminKey
 from tokenwire.frontend.config import parse_config
@@ -73,14 +74,13 @@ LOOK_S = 0.01
 
 
 async def eventually(condition: Callable[[], bool], what: str = "") -> None:
-    """Return when *condition* holds; fail if it does not within ``WAIT_S``."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(LOOK_S)
-    except TimeoutError:
-        msg = f"never came true: {what or condition}"
-        raise AssertionError(msg) from None
+    """Return when *condition* holds; fail if it does not within ``WAIT_S`` awake."""
+    awake = Awake()
+    while not condition():
+        if awake.look() > WAIT_S:
+            msg = f"never came true: {what or condition}"
+            raise AssertionError(msg)
+        await asyncio.sleep(LOOK_S)
 
 
 @dataclass

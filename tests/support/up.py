@@ -8,12 +8,15 @@ import json
 import os
 import signal
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from support.awake import Awake
 
 __all__ = ["Up", "alive", "children", "free_port", "until", "up"]
 
@@ -24,15 +27,14 @@ SETTINGS = {"TOKENWIRE_REMOTE_PREFILL_MIN_TOKENS": "0"}
 
 
 async def until(condition: Any, timeout_s: float, what: str) -> float:
-    """Return how long it took until *condition* held; fail after *timeout_s*."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    """Return how long it took until *condition* held; fail after *timeout_s* awake."""
+    began, awake = time.monotonic(), Awake()
     while not await asyncio.to_thread(condition):
-        if loop.time() - began > timeout_s:
+        if awake.look() > timeout_s:
             msg = f"not within {timeout_s} s: {what}"
             raise AssertionError(msg)
         await asyncio.sleep(LOOK_S)
-    return loop.time() - began
+    return time.monotonic() - began
 
 
 def alive(pid: int) -> bool:
