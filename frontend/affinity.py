@@ -49,7 +49,7 @@ C = TypeVar("C", bound=Candidate)
 
 def ranked(session_id: str, candidates: Sequence[C]) -> list[C]:
     """Return *candidates*, the one that the session prefers first."""
-    head = session_id.encode() + b"\0"
+    head = session_id.encode(errors="surrogateescape") + b"\0"
     return sorted(
         candidates,
         key=lambda one: blake2b(head + one.worker_id.encode(), digest_size=8).digest(),

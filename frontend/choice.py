@@ -229,6 +229,7 @@ class Choice:
                 end = _at_stop(end, self._fold.matched)
         self.num_tokens += len(token_ids)
         if end is not None:
+            end.cut(self.num_tokens)
             self._metrics.e2e_request_latency.observe(self._clock() - self.started_at)
             end.called_tools = end.reason is FinishReason.STOP and (
                 self._fold.called_tools

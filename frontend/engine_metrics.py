@@ -190,7 +190,12 @@ class EngineMetrics:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(all_there.wait(), WAIT_S)
         self._metrics.engines_scraped(len(pages), len(waiting))
-        return sorted(pages.values())  # the same order each time
+        # One that goes may have a successor of its name: each series is told once.
+        going = sorted(
+            pages, key=lambda link: not (link.is_leaving or link.load.draining)
+        )
+        unique = {pages[link].worker_id: pages[link] for link in going}
+        return sorted(unique.values())  # the same order each time
 
 
 def _encoded(pages: Sequence[Page]) -> bytes:

@@ -32,6 +32,7 @@ from tokenwire.protocol.messages import (
     FinishReason,
     JsonObject,
     Leg,
+    Role,
     Submit,
     Tokens,
 )
@@ -59,6 +60,10 @@ third failure is more likely the request's own doing. A token ends the series. W
 request can cause does not count: KV that did not arrive, a drain, a full worker. These
 end when no worker is left to try, and then with the wait for one."""
 
+MAX_FAILED_READS = 2
+"""Hand-overs that may fail without a new token: the source may have been at fault once,
+then it is the reader. It computes the prompt itself, and costs no prefill worker more."""
+
 UNAVAILABLE = 503
 """The status of "no worker": one may come, so a request that was accepted waits."""
 
@@ -84,6 +89,7 @@ class Generation:
         self._patience = Patience(pool, self._worker_is_there, self._gave_up)
         self._failure = (ErrorKind.ENGINE, "")  # why it waits
         self._failures = 0  # without a token since
+        self._failed_reads = 0  # the same
         self._excluded: frozenset[Link] = frozenset()
         self._chain = Chain(job.cache_salt, job.lora)
         self._output = bytearray()  # (num_tokens,) packed, for another worker
@@ -280,17 +286,24 @@ class Generation:
             obstacle = can_continue(self._job) if self.num_tokens else ""
             if not obstacle:
                 _log.warning("request %s: goes on elsewhere: %s", self.request_id, text)
-                failed = leg.link
-                route = self._record.route
-                if kind is ErrorKind.HANDOVER and route and route.prefill:
-                    failed = route.prefill  # the decode worker can still prefill
-                self._excluded |= {failed}
+                self._exclude(leg, kind)
                 if self.num_tokens and self._paused_at is None:
                     self._paused_at = time.monotonic()
                 self._go_on(kind, text)
                 return
             text = f"{text}; it cannot go on elsewhere: {obstacle}"
         self._fail(kind, text)
+
+    def _exclude(self, leg: legs.Leg, kind: ErrorKind) -> None:
+        """Have others tried than those that failed."""
+        route = self._record.route
+        if kind is not ErrorKind.HANDOVER or route is None or route.prefill is None:
+            self._excluded |= {leg.link}
+            return
+        self._excluded |= {route.prefill}  # the decode worker can still prefill
+        self._failed_reads += 1
+        if self._failed_reads >= MAX_FAILED_READS:
+            self._excluded |= {*self._pool.usable(Role.PREFILL)}
 
     def _read_overdue(self, reason: str) -> None:
         """Have the prompt computed anew: the source of its KV is lost."""
@@ -353,7 +366,7 @@ class Generation:
     def _first_of_leg(self, num_cached_tokens: int, *, handed_over: bool) -> None:
         """Take note that a leg has brought a token of the output."""
         self._decoding = True
-        self._failures = 0
+        self._failures = self._failed_reads = 0
         self._excluded = frozenset()  # who failed may be well when this worker fails
         self._patience.end()
         self._handover.end()

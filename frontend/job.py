@@ -79,6 +79,18 @@ class End:
             self.stop_reason, str
         )
 
+    def cut(self, num_tokens: int) -> None:
+        """Let it be of *num_tokens* ids: a stop string was found in those before more.
+
+        The engine may have gone on with other weights than any id was delivered of.
+        """
+        within = [
+            one for one in self.weight_versions if not one[0] or one[0] < num_tokens
+        ]
+        if len(within) < len(self.weight_versions):
+            self.weight_versions = within
+            self.weight_version = within[-1][1] if within else None
+
 
 class Sink(Protocol):
     """Who takes a sequence's tokens; called on the event loop, must not block."""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from .answers import ErrorAnswer
-from .bounds import BOUNDS, REQUEST_ID_FORM, SESSION_ID_FORM, Bound
+from .bounds import BOUNDS, REQUEST_ID_FORM, Bound
 from .fields import ALIAS, FORMS, describe
 from .generate import PARAMS, GenerateParams, GenerateRequest
 from .nvext import SELECTORS, Nvext
@@ -107,7 +107,7 @@ def _operation(route: Route) -> Json:
                     "in": "header",
                     "required": False,
                     "description": "Requests of one session prefer the same workers.",
-                    "schema": {"type": "string", "pattern": f"^{SESSION_ID_FORM}$"},
+                    "schema": {"type": "string"},
                 }
             )
         operation["requestBody"] = {

@@ -15,7 +15,7 @@ from aiohttp import web
 from tokenwire.protocol.messages import Role
 
 from .calls import Call, chat_call, completion_call
-from .checks import check_request_id, check_session_id
+from .checks import check_request_id
 from .config import Config
 from .engine_metrics import EngineMetrics
 from .errors import ApiError, bad_request, internal_error
@@ -135,13 +135,11 @@ class Server:
         with intake.serving(request) as visit:
             tenant = tenant_of(request)
             session_id = request.headers.get(SESSION_ID)
-            if session_id is not None:
-                check_session_id(session_id, SESSION_ID)
             body = await intake.body(request, visit)
             call = await prepare(body, partial(intake.check, tenant))
             del body
             intake.parsed(visit)
-            if session_id is not None:
+            if session_id:
                 call.of_session(session_id)
             ticket = ticket_of(tenant, call)
 

@@ -14,21 +14,12 @@ from faults_stage import LeapingLoop, Stage, turn_date
 from tokenwire.protocol.codec import encode
 from tokenwire.protocol.messages import (
     Batch,
-    Bye,
-    Cancel,
-    Card,
-    Discard,
     EngineDead,
     FromFrontend,
     FromWorker,
-    Hello,
     Leg,
-    Load,
     OrphanedKV,
-    Ping,
-    Refused,
     ReleaseKV,
-    Settled,
     Submit,
 )
 from tokenwire.protocol.tokens import TOKEN_BYTES
@@ -39,11 +30,13 @@ Event = tuple[str, int | None, str | None, int]
 """What passes: name, request, leg, and the how manieth."""
 
 _TAGS: dict[type, str] = {
-    Hello: "hello", Submit: "submit", Cancel: "cancel", ReleaseKV: "release",
-    Ping: "ping", Bye: "bye", Card: "card", Refused: "refused", Batch: "batch",
-    Load: "load", EngineDead: "dead", Settled: "settled", OrphanedKV: "orphan",
-    Discard: "discard",
+    ReleaseKV: "release", EngineDead: "dead", OrphanedKV: "orphan",
 }  # fmt: skip
+"""What plans call a message; others go by the tag that they have on the wire."""
+
+
+def _name(message: FromFrontend | FromWorker) -> str:
+    return _TAGS.get(type(message), str(message.__struct_config__.tag))
 
 
 class Director:
@@ -83,7 +76,7 @@ class Director:
 
     def _events(self, proxy: Proxy, message: FromFrontend | FromWorker) -> list[Event]:
         """Return what *message* means: name, request, leg, and the how manieth."""
-        tag = _TAGS[type(message)]
+        tag = _name(message)
         if isinstance(message, Submit):
             return [self._count(tag, None, None), *self._submitted(proxy, message)]
         if isinstance(message, Batch):

@@ -122,7 +122,7 @@ async def test_turns_of_a_session_find_their_prefix(
     assert len(session.decoders) == 1
     assert len(none.decoders) > 1
     if roles == AGGREGATED:  # of prefill workers, an idle one is as good as another
-        assert none.num_cached < session.num_cached / 2
+        assert none.num_cached < session.num_cached
 
 
 async def test_both_legs_of_a_session_stay(tiny_model: Path) -> None:
@@ -188,27 +188,30 @@ def _num_prompts(worker: SimWorker) -> int:
     return worker.service._num_submits  # pyright: ignore[reportPrivateUsage]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", GENERATE])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("value", ["", "a b", "x" * 257, "a\tb", "é"])
-async def test_a_session_of_another_form_is_refused(
+async def test_a_session_of_another_form_is_refused_in_a_body(
     tiny_model: Path, path: str, value: str
 ) -> None:
-    """A 400 in OpenAI's shape that names the header; nothing reaches a worker."""
-    body: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "a"}],
-    }
-    if path == "/v1/completions":
-        body = {"prompt": "a"}
-    elif path == GENERATE:
-        body = {"token_ids": [5], "sampling_params": {}}
+    """A 400 in OpenAI's shape that names the field; nothing reaches a worker."""
+    body: dict[str, Any] = {"prompt": "a", "session_id": value}
+    if path == "/v1/chat/completions":
+        messages = [{"role": "user", "content": "a"}]
+        body = {"messages": messages, "session_id": value}
     async with stack(tiny_model) as served:
-        reply = await served.post(path, body, {"X-Session-ID": value})
-        assert (reply.status, reply.error["param"]) == (400, "X-Session-ID")
+        reply = await served.post(path, body)
+        assert (reply.status, reply.error["param"]) == (400, "session_id")
         assert reply.error["type"] == "invalid_request_error"
-        if path != GENERATE:
-            reply = await served.post(path, {**body, "session_id": value})
-            assert (reply.status, reply.error["param"]) == (400, "session_id")
         assert _num_prompts(served.workers[0]) == 0
+
+
+@pytest.mark.parametrize("value", ["", "a b", "x" * 4_000, "a\tb", "é"])
+async def test_a_header_may_have_any_form(tiny_model: Path, value: str) -> None:
+    """Gateways put tokens there: it is a hint, and no request fails for it."""
+    async with stack(tiny_model, AGGREGATED) as served:
+        first = await worker_of(served, value)
+        async with background(served, value):
+            assert not value or await worker_of(served, value) == first
 
 
 async def test_a_busy_worker_is_left(tiny_model: Path) -> None:

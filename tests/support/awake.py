@@ -1,29 +1,50 @@
-"""Waits that count only the time in which this process ran.
+"""A clock that stands still with the machine.
 
 Machines that tests run on are shared; one that was watched stood still for 5 s and for
-59 s. What is awaited stood still with it, so that time proves nothing.
+59 s. What is awaited stood still with it, so that time proves nothing. A thread of its
+own keeps the time: a blocked event loop, or a slow condition, does not stop it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 
 __all__ = ["Awake"]
 
-MAX_STEP_S = 0.5
-"""Of the time between two looks: more than that, and this process did not run."""
+TICK_S = 0.1
+MAX_TICK_S = 0.5
+"""What a tick counts at most: after more, this process did not run."""
 
 
-class Awake:
-    """A clock of the time in which somebody looked at it often."""
+class _Ticks:
+    """How long this process has run since the first question; one thread."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._looked_at = time.monotonic()
+        threading.Thread(target=self._run, name="awake", daemon=True).start()
 
-    def look(self) -> float:
-        """Return the time awake so far, in seconds."""
-        now = time.monotonic()
-        self.seconds += min(now - self._looked_at, MAX_STEP_S)
-        self._looked_at = now
-        return self.seconds
+    def _run(self) -> None:
+        before = time.monotonic()
+        while True:
+            time.sleep(TICK_S)
+            now = time.monotonic()
+            self.seconds += min(now - before, MAX_TICK_S)
+            before = now
+
+
+class Awake:
+    """The time since it was made, without that in which the machine stood still."""
+
+    _ticks: _Ticks | None = None
+
+    def __init__(self) -> None:
+        if Awake._ticks is None:
+            Awake._ticks = _Ticks()
+        self._clock = Awake._ticks
+        self._since = self._clock.seconds
+
+    @property
+    def seconds(self) -> float:
+        """How long, to a tick."""
+        return self._clock.seconds - self._since

@@ -77,7 +77,7 @@ async def eventually(condition: Callable[[], bool], what: str = "") -> None:
     """Return when *condition* holds; fail if it does not within ``WAIT_S`` awake."""
     awake = Awake()
     while not condition():
-        if awake.look() > WAIT_S:
+        if awake.seconds > WAIT_S:
             msg = f"never came true: {what or condition}"
             raise AssertionError(msg)
         await asyncio.sleep(LOOK_S)

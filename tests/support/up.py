@@ -30,7 +30,7 @@ async def until(condition: Any, timeout_s: float, what: str) -> float:
     """Return how long it took until *condition* held; fail after *timeout_s* awake."""
     began, awake = time.monotonic(), Awake()
     while not await asyncio.to_thread(condition):
-        if awake.look() > timeout_s:
+        if awake.seconds > timeout_s:
             msg = f"not within {timeout_s} s: {what}"
             raise AssertionError(msg)
         await asyncio.sleep(LOOK_S)

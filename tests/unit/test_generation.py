@@ -29,6 +29,7 @@ from tokenwire.protocol.messages import (
     JsonObject,
     Leg,
     Logprobs,
+    Role,
     Sampling,
     StructuredOutput,
     Submit,
@@ -100,6 +101,7 @@ class FakePool:
     wait_s: float = 60.0
     ready: bool = True
     others: list[FakeLink] = field(default_factory=list["FakeLink"])
+    prefillers: list[FakeLink] = field(default_factory=list["FakeLink"])  # beside it
     waiting: list[Callable[[], None]] = field(
         default_factory=list["Callable[[], None]"]
     )
@@ -123,8 +125,14 @@ class FakePool:
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         if not left:
             raise ApiError(503, "nobody is left")
-        prefill = None if self.prefill in exclude else self.prefill
+        prefillers = [one for one in self.usable(Role.PREFILL) if one not in exclude]
+        prefill = prefillers[0] if prefillers else None
         return Route(cast("Link", left[0]), cast("Link | None", prefill))
+
+    def usable(self, role: Role) -> list[FakeLink]:
+        """Return the prefill workers."""
+        assert role is Role.PREFILL
+        return [one for one in (self.prefill, *self.prefillers) if one is not None]
 
     def decode_for(
         self, prefill: Any, exclude: frozenset[Any], session_id: str | None, lora: str
@@ -410,6 +418,22 @@ def test_what_no_request_can_cause_is_not_held_against_it(kind: ErrorKind) -> No
     assert run.sink.ends == []
     tried().lost("gone")
     assert [end.error is None for end in run.sink.ends] == [False]
+
+
+def test_a_worker_that_reads_no_kv_costs_two_prefill_workers() -> None:
+    """Then it computes the prompt itself, however many prefill workers there are."""
+    run = begin(disaggregated=True)
+    run.pool.prefillers = [FakeLink(f"prefill-{n}") for n in range(1, 4)]
+    failed = finished(FinishReason.ERROR, 0, error_kind=ErrorKind.HANDOVER, error="no")
+    for prefill in (run.prefill, run.pool.prefillers[0]):
+        end = finished(FinishReason.LENGTH, 1, handover=KV)
+        prefill.replies[0].tokens(tokens(0, 9), end)
+        run.decode.replies[-1].finished(failed)
+
+    assert [submit.leg for submit in run.decode.submits] == [
+        Leg.DECODE, Leg.DECODE, Leg.FULL
+    ]  # fmt: skip
+    assert run.pool.prefillers[1].submits == run.pool.prefillers[2].submits == []
 
 
 def test_an_output_goes_on_through_a_hand_over() -> None:

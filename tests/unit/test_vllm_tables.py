@@ -41,7 +41,15 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
         "stop_token_ids beside min_tokens has 113 entries",
     ),
     "bad words": ({"bad_words": ["x"] * (WORDS + 1)}, "bad_words has 514 bytes"),
-    "a long bad word": ({"bad_words": ["é" * 256]}, "bad_words has 513 bytes"),
+    "a bad word that grows in NFC": (
+        {"bad_words": ["\U0001d160" * 127]},
+        "bad_words has 1525 bytes",
+    ),
+    "a bad word that grows in NFKC": (
+        {"bad_words": ["\ufdfa" * 20]},
+        "bad_words has 661 bytes",
+    ),
+    "a long bad word": ({"bad_words": ["é" * 256]}, "bad_words has 769 bytes"),
 }
 
 

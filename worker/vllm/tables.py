@@ -10,6 +10,9 @@ Read from vLLM 0.32's ``v1/worker/gpu/sample``; not run on a GPU.
 
 from __future__ import annotations
 
+import unicodedata
+from typing import Literal
+
 from tokenwire.protocol.messages import Sampling
 
 __all__ = ["check_tables"]
@@ -21,6 +24,10 @@ MAX_STOP_TOKEN_IDS = 112
 
 MAX_BAD_WORD_TOKENS = 1_024
 """``VLLM_MAX_BAD_WORDS_TOTAL_TOKENS``, which an operator may only raise."""
+
+_FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = (
+    "NFC", "NFD", "NFKC", "NFKD"
+)  # fmt: skip
 
 
 def check_tables(sampling: Sampling) -> None:
@@ -44,8 +51,14 @@ def check_tables(sampling: Sampling) -> None:
             msg = f"{name} has {count} entries, this engine takes {limit}"
             raise ValueError(msg)
     # A token has at least one byte, and each word is also taken behind a space.
-    num_bytes = sum(len(word.encode()) + 1 for word in sampling.bad_words)
+    num_bytes = sum(_num_bytes(word) + 1 for word in sampling.bad_words)
     if 2 * num_bytes > MAX_BAD_WORD_TOKENS:
         limit = MAX_BAD_WORD_TOKENS // 2
         msg = f"bad_words has {num_bytes} bytes in all, this engine takes {limit}"
         raise ValueError(msg)
+
+
+def _num_bytes(word: str) -> int:
+    """Return the most bytes that a tokenizer may make of *word*, which it normalizes."""
+    forms = [word, *(unicodedata.normalize(form, word) for form in _FORMS)]
+    return max(len(form.encode()) for form in forms)
