@@ -181,6 +181,7 @@ async def test_cached_prompts_of_old_weights_are_not_found_again(
 ) -> None:
     """Unless the update says that they may be."""
     asked = {**ASKS, "nvext": {"extra_fields": ["timing"]}, "return_token_ids": None}
+    asked["session_id"] = "s"  # always the same worker
 
     async def num_cached() -> int:
         reply = await served.complete(**asked)
@@ -198,7 +199,7 @@ async def test_cached_prompts_of_old_weights_are_not_found_again(
 
 
 async def eventually_cached(num_cached: Any) -> None:
-    """Ask until each worker has the prompt in its cache."""
+    """Ask until the worker has the prompt in its cache."""
     for _ in range(20):
         if await num_cached() and await num_cached():
             return
