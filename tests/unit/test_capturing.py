@@ -11,13 +11,14 @@ import pytest
 import pytest_asyncio
 
 from support.stack import eventually
-from tokenwire.protocol.messages import ErrorKind, FinishReason, Leg, Sampling
+from tokenwire.protocol.messages import ErrorKind, FinishReason, Leg, Role, Sampling
 from tokenwire.worker.capture_files import Access
 from tokenwire.worker.captures import CaptureError, Captures, CaptureSettings
 from tokenwire.worker.engine import EngineFinished, EngineRequest, EngineTokens
 from tokenwire.worker.vllm import capturing as module
 from tokenwire.worker.vllm.capture import Notifier
 from tokenwire.worker.vllm.capturing import Capturing
+from tokenwire.worker.vllm.engine import VllmEngine
 from tokenwire.worker.vllm.request import OpenRequest
 
 HANDLES = {"remote_host": "h"}
@@ -103,6 +104,26 @@ async def test_news_may_come_first(desk: Desk) -> None:
     assert desk.end(state, path)
     assert [end.reason for _, end in desk.delivered] == [FinishReason.LENGTH]
     assert desk.discards() == 0
+
+
+async def test_an_engine_that_waits_for_a_file_makes_progress(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker would be taken for stalled; without an end that waits it may be."""
+    engine = VllmEngine("m", "m", Role.AGGREGATED, [])
+    monkeypatch.setattr(engine, "_capturing", desk.capturing)
+
+    def is_still() -> bool:
+        return engine.load().num_steps == engine.load().num_steps
+
+    state, path = desk.begin()
+    assert is_still()
+    desk.end(state, path)
+    assert not is_still()
+    assert not is_still()
+    desk.notifier.tell(path, 100)
+    await eventually(lambda: bool(desk.delivered))
+    assert is_still()
 
 
 async def test_a_file_that_failed_is_its_request_s_failure(desk: Desk) -> None:

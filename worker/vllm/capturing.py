@@ -50,6 +50,7 @@ class Capturing:
         self._captures = captures
         self._loop: asyncio.AbstractEventLoop
         self._open: dict[str, Capture] = {}  # by path
+        self._num_waits = 0
         self._address = f"tokenwire-{os.getpid()}-{secrets.token_hex(8)}"
         self._socket: socket.socket | None = None
 
@@ -110,6 +111,16 @@ class Capturing:
         else:
             capture.timer = self._loop.call_later(WRITE_WAIT_S, self._overdue, capture)
         return True
+
+    def num_waits(self) -> int:
+        """Return a count that is another one at each call while an end waits here.
+
+        The engine makes no step meanwhile, and it is the disk that is slow: a frontend
+        would take a worker whose count of steps stands still for stalled.
+        """
+        if any(capture.settled is not None for capture in self._open.values()):
+            self._num_waits += 1
+        return self._num_waits
 
     def ended(self, state: OpenRequest) -> None:
         """Take note that a request has ended: a file that is not its client's goes."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from tokenwire.protocol.admin import Action
@@ -192,8 +193,13 @@ class VllmEngine:
                     await state.ended.wait()
 
     def load(self) -> EngineLoad:
-        """Return the engine core's counts after its last step."""
-        return self._recorder.load()
+        """Return the engine core's counts after its last step.
+
+        Waiting for a file of hidden states counts as a step.
+        """
+        load = self._recorder.load()
+        num_steps = (load.num_steps or 0) + self._capturing.num_waits()
+        return replace(load, num_steps=num_steps)
 
     async def stop(self) -> None:
         """Abort what runs, end vLLM's processes; takes up to 15 s."""
