@@ -146,11 +146,13 @@ class CaptureConnector(_stock.ExampleHiddenStatesConnector):
         prompt: list[int] | None = request.prompt_token_ids
         if wish is None or not prompt or request.status not in _GOOD_ENDS:
             return False, None
+        token_ids = prompt[: wish["num_tokens"]]
+        num_blocks = -(-len(token_ids) // self._block_size)  # those of the output stay
         self._pending_saves[request.request_id] = _stock.PendingSave(
             req_id=request.request_id,
             filename=wish["path"],
-            token_ids=torch.tensor(prompt[: wish["num_tokens"]], dtype=torch.int64),
-            block_ids=list(block_ids),
+            token_ids=torch.tensor(token_ids, dtype=torch.int64),
+            block_ids=list(block_ids[:num_blocks]),
         )
         return True, {PATH_KEY: wish["path"]}
 
