@@ -37,6 +37,24 @@ class StockConnector:
         self._kv_transfer_config = SimpleNamespace(get_from_extra_config=extra)
         self._block_size = BLOCK_SIZE
         self._pending_saves: dict[str, PendingSave] = {}
+        self._is_tp_rank_zero = True
+        self._kv_cache = SimpleNamespace(
+            shape=(8, 4, BLOCK_SIZE, 64),  # blocks, layers, block size, hidden size
+            element_size=lambda: 2,
+            device=SimpleNamespace(type="gpu"),
+        )
+        self._req_copy_events: dict[str, Any] = {}
+        self.copied: list[str] = []
+
+    def _submit_async_write(self, pending: PendingSave) -> None:
+        self.copied.append(pending.req_id)
+        event = SimpleNamespace(query=lambda: True)
+        self._req_copy_events[pending.req_id] = event
+
+    def submit(self, pending: PendingSave) -> bool:
+        """Have states copied; return whether their blocks may be freed."""
+        self._submit_async_write(pending)
+        return bool(self._req_copy_events[pending.req_id].query())
 
 
 def tensor(values: list[int], dtype: object) -> list[int]:
@@ -121,3 +139,26 @@ def test_the_blocks_of_the_prompt_alone_are_copied(
     [save] = connector.build_connector_meta(None).pending_saves
     assert save.token_ids == list(range(num_tokens))
     assert save.block_ids == block_ids[:num_blocks]
+
+
+def test_what_waits_for_the_disk_is_bounded(
+    connector: Any, module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First requests keep their blocks; then, if more come all the same, saves fail."""
+    size = 10 * 4 * 64 * 2
+    monkeypatch.setattr(module, "MAX_UNWRITTEN_BYTES", size)
+
+    def save(name: str) -> PendingSave:
+        return PendingSave(name, f"/d/{name}", list(range(10)), [1])
+
+    assert connector.submit(save("a"))
+    assert not connector.submit(save("b"))
+    assert not connector.submit(save("c"))
+    assert connector._notifier.told == []
+    assert connector.submit(save("d"))
+    assert connector._notifier.told == [("/d/d", 0, "too much waits for the disk")]
+    assert connector.copied == ["a", "b", "c"]
+
+    connector._unwritten.done("/d/a")
+    connector.submit(save("e"))
+    assert connector.copied == ["a", "b", "c", "e"]

@@ -40,7 +40,9 @@ _stock: Any = import_module(
 MAX_UNWRITTEN_BYTES = 1 << 30
 """States that have left the KV cache and wait for the disk. Above, requests keep their
 blocks until their file is written: a slow disk then slows admission, and no memory
-grows. With it a disk may pause for a second at 1 GB/s."""
+grows. With it a disk may pause for a second at 1 GB/s. Requests that share a prefix keep
+hardly any blocks of their own and are admitted all the same: above twice as much, a
+save fails at once."""
 
 _GOOD_ENDS = frozenset(
     {
@@ -66,11 +68,14 @@ class _Unwritten:
         self._sizes: dict[str, int] = {}  # by path
         self._num_bytes = 0
 
-    def add(self, path: str, num_bytes: int) -> None:
-        """Count a file that is not written yet."""
+    def add(self, path: str, num_bytes: int) -> bool:
+        """Count a file that is not written yet; return False if too much waits."""
         with self._lock:
+            if self._num_bytes > 2 * MAX_UNWRITTEN_BYTES:
+                return False
             self._sizes[path] = num_bytes
             self._num_bytes += num_bytes
+            return True
 
     def done(self, path: str) -> None:
         """Take note that a file is written, or has failed."""
@@ -169,8 +174,9 @@ class CaptureConnector(_stock.ExampleHiddenStatesConnector):
         if self._is_tp_rank_zero:
             cache = self._kv_cache  # (num_blocks, num_layers, block_size, hidden_size)
             row_bytes = cache.shape[1] * cache.shape[3] * cache.element_size()
-            self._unwritten.add(path, num_tokens * row_bytes)
-            if cache.device.type == "cpu":
+            if not self._unwritten.add(path, num_tokens * row_bytes):
+                self._tell(path, 0, "too much waits for the disk")
+            elif cache.device.type == "cpu":
                 slots = self._slots(pending.block_ids)
                 states = _stock.extract_from_kv_cache(cache, slots, num_tokens)
                 tensors = {"hidden_states": states, "token_ids": pending.token_ids}
