@@ -16,7 +16,7 @@ from tokenwire.worker.capture_files import Access
 from tokenwire.worker.captures import CaptureError, Captures, CaptureSettings
 from tokenwire.worker.engine import EngineFinished, EngineRequest, EngineTokens
 from tokenwire.worker.vllm import capturing as module
-from tokenwire.worker.vllm.capture import Notifier
+from tokenwire.worker.vllm.capture import WRITE_WAIT_S, Notifier
 from tokenwire.worker.vllm.capturing import Capturing
 from tokenwire.worker.vllm.engine import VllmEngine
 from tokenwire.worker.vllm.request import OpenRequest
@@ -157,6 +157,12 @@ async def test_a_file_that_never_comes_is_given_up(
     desk.notifier.tell(path, 100)
     await eventually(lambda: desk.discards() == 1)
     assert len(desk.delivered) == 1
+
+
+def test_the_wait_leaves_a_decode_worker_time_for_its_kv() -> None:
+    """NIXL frees it 30 s behind the end of the prefill."""
+    nixl_lease_s = 30.0
+    assert nixl_lease_s - WRITE_WAIT_S >= 10.0
 
 
 async def test_an_abort_while_it_waits_leaves_nothing(desk: Desk) -> None:

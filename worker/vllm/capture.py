@@ -24,9 +24,10 @@ CAPTURE_KEY = "tokenwire_capture"
 PATH_KEY = "hidden_states_path"
 """In those of its end, as vLLM's own connector names it."""
 
-WRITE_WAIT_S = 30.0
-"""For a file to be whole after its request has ended in the engine. The largest of a
-usual size (a few GB) takes that long on a disk of 100 MB/s."""
+WRITE_WAIT_S = 20.0
+"""For a file to be whole after its request has ended in the engine. In a pair NIXL keeps
+the KV for 30 s from that end: a third of it is left to the decode worker, for its queue
+and its read. A file of 2 GB takes that long on a disk of 100 MB/s."""
 
 MAX_NEWS_BYTES = 4_096
 
