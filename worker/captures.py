@@ -102,6 +102,8 @@ class Captures:
         self._wake = asyncio.Event()
         self._num_files = 0
         self._num_bytes = 0
+        self._new_files = 0  # of the two, since the last sweep began
+        self._new_bytes = 0
         self._num_written = 0
         self._num_failed = 0
         self._num_discarded = 0
@@ -164,6 +166,8 @@ class Captures:
         self._num_written += 1
         self._num_files += 1
         self._num_bytes += num_bytes
+        self._new_files += 1
+        self._new_bytes += num_bytes
         if self._num_bytes >= self.settings.max_bytes:
             self._wake.set()
 
@@ -196,8 +200,12 @@ class Captures:
                 await asyncio.to_thread(self._delete, doomed)
             if is_full or loop.time() >= sweep_at:
                 sweep_at = loop.time() + interval_s
+                self._new_files = self._new_bytes = 0
                 counts = await asyncio.to_thread(self.sweep, time.time())
-                self._num_files, self._num_bytes = counts
+                # What came meanwhile may have been listed or not: rather twice, until
+                # the next sweep, than not at all.
+                self._num_files = counts[0] + self._new_files
+                self._num_bytes = counts[1] + self._new_bytes
                 if self._num_bytes >= self.settings.max_bytes:
                     await asyncio.sleep(MIN_SWEEP_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
@@ -222,7 +230,10 @@ class Captures:
             entries = _listed(folder)
         except OSError as error:
             self._complain(f"{folder} cannot be listed: {error.strerror}")
-            return self._num_files, self._num_bytes
+            return (
+                self._num_files - self._new_files,
+                self._num_bytes - self._new_bytes,
+            )
         before = dict(self._num_swept)
         kept: list[_Entry] = []
         for entry in entries:

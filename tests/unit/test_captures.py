@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -163,6 +164,35 @@ async def test_it_sweeps_what_others_have_left(tmp_path: Path) -> None:
     made(keeping, 0)
     async with running(keeping):
         await eventually(lambda: not os.listdir(tmp_path))
+
+
+async def test_what_is_written_while_it_sweeps_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the sweep has listed does not know of it: the bound must hold all the same."""
+    keeping = keeper(tmp_path, ttl_s=1e12)
+    path = made(keeping, 0)
+    sweep = keeping.sweep
+    listed, may_end = threading.Event(), threading.Semaphore(0)
+
+    def slow(now: float) -> tuple[int, int]:
+        counts = sweep(now)
+        listed.set()
+        may_end.acquire()
+        return counts
+
+    monkeypatch.setattr(keeping, "sweep", slow)
+    async with running(keeping):
+        try:
+            await eventually(listed.is_set)
+            keeping.written(400)
+            keeping.discard(str(path))
+            may_end.release()
+            await eventually(lambda: not path.exists())  # the counts are in by then
+            assert keeping.usage.num_files == 2
+            assert keeping.usage.num_bytes > 400
+        finally:
+            may_end.release(9)
 
 
 async def test_discarded_files_go_soon(tmp_path: Path) -> None:
