@@ -21,12 +21,14 @@ import re
 import uuid
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 __all__ = [
     "LOCK",
     "Access",
     "Array",
     "Removal",
+    "Sweep",
     "is_ours",
     "name_of",
     "new_name",
@@ -57,12 +59,20 @@ class Array:
     data: bytes | memoryview  # row by row, little-endian
 
 
+class Sweep(StrEnum):
+    """Why a file goes that nobody has asked to delete."""
+
+    AGE = "age"
+    SIZE = "size"
+    BROKEN = "broken"  # what its writer, which is gone, has left: its part alone goes
+
+
 @dataclass(slots=True, frozen=True)
 class Removal:
     """What became of a file that was to go."""
 
     num_bytes: int = 0
-    is_gone: bool = True  # False: somebody holds its lock, or it may not be deleted
+    is_gone: bool = True  # False: it is somebody's, or it may not be deleted
     error: str = ""
 
 
@@ -102,22 +112,22 @@ def write(path: str, arrays: Mapping[str, Array], access: Access) -> int:
     return size
 
 
-def remove(path: str, *, part_alone: bool = False) -> Removal:
+def remove(path: str, sweep: Sweep | None = None) -> Removal:
     """Delete a file with its lock, unless somebody holds that.
 
     Args:
         path: The file's.
-        part_alone: Delete but what its writer, which is gone, has left of it.
+        sweep: Why; None: its client does not want it.
     """
     try:
         lock = os.open(path + LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return _unlink(path, part_alone=part_alone)
+        return _unlink(path, sweep)
     except OSError as error:
         return Removal(is_gone=False, error=str(error))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _unlink(path, part_alone=part_alone)
+        return _unlink(path, sweep)
     except BlockingIOError:
         return Removal(is_gone=False)
     except OSError as error:
@@ -126,16 +136,18 @@ def remove(path: str, *, part_alone: bool = False) -> Removal:
         os.close(lock)
 
 
-def _unlink(path: str, *, part_alone: bool) -> Removal:
+def _unlink(path: str, sweep: Sweep | None) -> Removal:
     num_bytes = 0
     suffixes = [PART, "", LOCK]
-    if part_alone:  # the lock, too, where no file will come to it
+    if sweep is Sweep.BROKEN:  # the lock, too, where no file will come to it
         suffixes = [PART] if os.path.exists(path) else [PART, LOCK]
     for suffix in suffixes:
         try:
             size = os.lstat(path + suffix).st_size
             os.unlink(path + suffix)
         except FileNotFoundError:
+            if sweep is Sweep.BROKEN and suffix == PART:
+                return Removal(is_gone=False)  # its writer has just made it whole
             continue
         except OSError as error:
             return Removal(num_bytes, is_gone=False, error=str(error))

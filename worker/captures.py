@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenwire.worker import capture_files
-from tokenwire.worker.capture_files import PART, Access, Removal
+from tokenwire.worker.capture_files import PART, Access, Removal, Sweep
 
 __all__ = [
     "MAX_BYTES",
@@ -80,7 +80,7 @@ class Usage:
     num_written: int = 0  # by this worker
     num_failed: int = 0  # writes by this worker
     num_discarded: int = 0  # of clients that left
-    num_swept: dict[str, int] = field(default_factory=dict[str, int])  # by reason
+    num_swept: dict[Sweep, int] = field(default_factory=dict[Sweep, int])
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Captures:
         self._num_written = 0
         self._num_failed = 0
         self._num_discarded = 0
-        self._num_swept: dict[str, int] = {"age": 0, "size": 0, "broken": 0}
+        self._num_swept = dict.fromkeys(Sweep, 0)
         self._last_error = ""
 
     def check(self) -> None:
@@ -239,10 +239,10 @@ class Captures:
         for entry in entries:
             is_old = now - entry.changed_at >= self.settings.ttl_s
             if is_old:
-                is_gone = self._remove(entry, "age")
+                is_gone = self._remove(entry, Sweep.AGE)
             elif PART in entry.suffixes:
                 # While its writer lives it holds the lock.
-                is_gone = self._remove(entry, "broken", part_alone=True)
+                is_gone = self._remove(entry, Sweep.BROKEN)
             else:
                 is_gone = False
             if not is_gone:
@@ -253,12 +253,12 @@ class Captures:
         for entry in kept:
             too_much = num_bytes > self.settings.max_bytes
             is_spared = now - entry.changed_at < SPARED_S
-            if too_much and not is_spared and self._remove(entry, "size"):
+            if too_much and not is_spared and self._remove(entry, Sweep.SIZE):
                 num_bytes -= entry.num_bytes
             else:
                 left.append(entry)
         swept = {
-            reason: number - before[reason]
+            str(reason): number - before[reason]
             for reason, number in self._num_swept.items()
             if number > before[reason]
         }
@@ -266,13 +266,13 @@ class Captures:
             logger.info("swept files of %s that nobody took: %s", folder, swept)
         return sum("" in entry.suffixes for entry in left), num_bytes
 
-    def _remove(self, entry: _Entry, reason: str, *, part_alone: bool = False) -> bool:
+    def _remove(self, entry: _Entry, reason: Sweep) -> bool:
         """Delete a file for *reason*; return whether nothing is left of it."""
-        removal = capture_files.remove(entry.path, part_alone=part_alone)
+        removal = capture_files.remove(entry.path, reason)
         if not self._removed(removal, entry.path):
             return False
         self._num_swept[reason] += 1
-        return not (part_alone and "" in entry.suffixes)
+        return not (reason is Sweep.BROKEN and "" in entry.suffixes)
 
     def _removed(self, removal: Removal, path: str) -> bool:
         if removal.error:

@@ -17,7 +17,7 @@ from support.stack import Reply, SimWorker, Stack, eventually, frontend, stack
 from support.states import take_states
 from tokenwire.frontend.link import LinkState
 from tokenwire.protocol.messages import Role
-from tokenwire.worker.capture_files import Access
+from tokenwire.worker.capture_files import Access, Sweep
 from tokenwire.worker.captures import CaptureSettings
 
 PAIR = (Role.PREFILL, Role.DECODE)
@@ -216,7 +216,7 @@ async def test_what_nobody_takes_is_swept(tiny_model: Path, folder: Path) -> Non
         [worker] = served.workers
         assert worker.captures is not None
         await eventually(lambda: worker.captures.usage.num_files == 0)  # type: ignore[union-attr]
-        assert worker.captures.usage.num_swept["age"] == 5
+        assert worker.captures.usage.num_swept[Sweep.AGE] == 5
 
 
 async def test_a_disk_that_fails_fails_its_requests_alone(

@@ -14,7 +14,15 @@ import pytest
 
 from support.states import read_states
 from tokenwire.worker import capture_files
-from tokenwire.worker.capture_files import Access, Array, new_name, remove, write
+from tokenwire.worker.capture_files import (
+    Access,
+    Array,
+    Removal,
+    Sweep,
+    new_name,
+    remove,
+    write,
+)
 
 ARRAYS = {
     "hidden_states": Array(
@@ -128,7 +136,7 @@ def test_removal_takes_all(path: str) -> None:
     size = write(path, ARRAYS, PRIVATE)
     Path(path + ".part").write_bytes(b"1234")
 
-    assert remove(path) == capture_files.Removal(size + 4)
+    assert remove(path) == Removal(size + 4)
     assert names(path) == set()
     assert remove(path).is_gone
 
@@ -147,13 +155,24 @@ def test_a_broken_part_goes_without_its_file(path: str) -> None:
     """The lock stays where there is a file that it is the lock of."""
     write(path, ARRAYS, PRIVATE)
     Path(path + ".part").touch()
-    remove(path, part_alone=True)
+    remove(path, Sweep.BROKEN)
     assert names(path) == {"", ".lock"}
 
     os.unlink(path)
     Path(path + ".part").touch()
-    remove(path, part_alone=True)
+    remove(path, Sweep.BROKEN)
     assert names(path) == set()
+
+
+def test_a_part_that_has_become_a_file_is_not_broken(path: str) -> None:
+    """Its writer was done between the listing and the look at its lock."""
+    write(path, ARRAYS, PRIVATE)
+    assert remove(path, Sweep.BROKEN) == Removal(is_gone=False)
+    assert names(path) == {"", ".lock"}
+
+    os.unlink(path)  # its client has it, and is about to take the lock, too
+    assert not remove(path, Sweep.BROKEN).is_gone
+    assert names(path) == {".lock"}
 
 
 @pytest.mark.parametrize(

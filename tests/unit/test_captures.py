@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from support.stack import eventually
-from tokenwire.worker import captures as module
-from tokenwire.worker.capture_files import Access, Array, write
+from tokenwire.worker import capture_files, captures as module
+from tokenwire.worker.capture_files import Access, Array, Removal, Sweep, write
 from tokenwire.worker.captures import CaptureError, Captures, CaptureSettings
 
 NOW = 1_000_000.0
@@ -78,6 +78,26 @@ def test_a_part_of_a_writer_that_died_goes_at_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_part_that_becomes_whole_while_it_sweeps_counts_as_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nothing broken, and with its bytes."""
+    keeping = keeper(tmp_path)
+    path = made(keeping, 0)
+    size = path.stat().st_size
+    part = path.rename(f"{path}.part")
+    remove = capture_files.remove
+
+    def just_then(path: str, sweep: Sweep | None = None) -> Removal:
+        part.rename(path)
+        return remove(path, sweep)
+
+    monkeypatch.setattr(capture_files, "remove", just_then)
+    assert keeping.sweep(NOW)[1] == size
+    assert path.exists()
+    assert keeping.usage.num_swept[Sweep.BROKEN] == 0
+
+
 def test_above_the_bound_the_oldest_go(tmp_path: Path) -> None:
     """No more of them than needed, and none that its client may be about to take."""
     keeping = keeper(tmp_path, max_bytes=1_000)
@@ -91,7 +111,7 @@ def test_above_the_bound_the_oldest_go(tmp_path: Path) -> None:
     assert fresh.exists()
     assert num_files == 2
     assert 800 < num_bytes < 1_000
-    assert keeping.usage.num_swept["size"] == 1
+    assert keeping.usage.num_swept[Sweep.SIZE] == 1
 
 
 def test_fresh_files_above_the_bound_stay_and_refuse_more(tmp_path: Path) -> None:
