@@ -63,7 +63,7 @@ class Sweep(StrEnum):
     """Why a file goes that nobody has asked to delete."""
 
     AGE = "age"
-    SIZE = "size"
+    SIZE = "size"  # unless a client has claimed it: has deleted its lock, but not it
     BROKEN = "broken"  # what its writer, which is gone, has left: its part alone goes
 
 
@@ -122,11 +122,15 @@ def remove(path: str, sweep: Sweep | None = None) -> Removal:
     try:
         lock = os.open(path + LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
+        if sweep is Sweep.SIZE:
+            return Removal(is_gone=False)
         return _unlink(path, sweep)
     except OSError as error:
         return Removal(is_gone=False, error=str(error))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sweep is Sweep.SIZE and os.fstat(lock).st_nlink == 0:
+            return Removal(is_gone=False)  # claimed since the lock was opened
         return _unlink(path, sweep)
     except BlockingIOError:
         return Removal(is_gone=False)

@@ -151,6 +151,32 @@ def test_what_somebody_locks_stays(path: str) -> None:
     assert remove(path).is_gone
 
 
+def test_what_a_client_has_claimed_does_not_go_for_its_size(path: str) -> None:
+    """It has deleted the lock and reads the file; one that died there left it for good."""
+    write(path, ARRAYS, PRIVATE)
+    os.unlink(path + ".lock")
+    assert remove(path, Sweep.SIZE) == Removal(is_gone=False)
+    assert names(path) == {""}
+    assert remove(path, Sweep.AGE).is_gone
+    assert names(path) == set()
+
+
+def test_a_claim_counts_while_its_lock_is_waited_for(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client deletes the lock when the sweep has opened it already."""
+    write(path, ARRAYS, PRIVATE)
+    flock = fcntl.flock
+
+    def just_then(file: int, operation: int) -> None:
+        os.unlink(path + ".lock")
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", just_then)
+    assert not remove(path, Sweep.SIZE).is_gone
+    assert names(path) == {""}
+
+
 def test_a_broken_part_goes_without_its_file(path: str) -> None:
     """The lock stays where there is a file that it is the lock of."""
     write(path, ARRAYS, PRIVATE)

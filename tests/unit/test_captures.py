@@ -114,6 +114,18 @@ def test_above_the_bound_the_oldest_go(tmp_path: Path) -> None:
     assert keeping.usage.num_swept[Sweep.SIZE] == 1
 
 
+def test_above_the_bound_claimed_files_stay(tmp_path: Path) -> None:
+    """The next oldest goes; its client has told nobody that it wants it."""
+    keeping = keeper(tmp_path, max_bytes=1_000)
+    claimed = made(keeping, 50, 400)
+    os.unlink(f"{claimed}.lock")
+    second = made(keeping, 40, 400)
+    made(keeping, 30, 400)
+    assert keeping.sweep(NOW)[0] == 2
+    assert claimed.exists()
+    assert not second.exists()
+
+
 def test_fresh_files_above_the_bound_stay_and_refuse_more(tmp_path: Path) -> None:
     """The bound then holds by refusing what would be added."""
     keeping = keeper(tmp_path, max_bytes=500)
