@@ -14,10 +14,12 @@ by safetensors: that makes files of mode 0600, and an error without its errno.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
+import stat
 import uuid
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -38,6 +40,10 @@ __all__ = [
 
 LOCK = ".lock"
 PART = ".part"
+
+_UNLOCKABLE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES)
+"""Of a lock that is a symbolic link, a folder, a socket, or of another user: somebody
+with access to the folder has put it there."""
 
 _NAME = re.compile(r"(capture-[0-9a-f]{32}\.safetensors)(?:\.lock|\.part)?")
 
@@ -115,17 +121,22 @@ def write(path: str, arrays: Mapping[str, Array], access: Access) -> int:
 def remove(path: str, sweep: Sweep | None = None) -> Removal:
     """Delete a file with its lock, unless somebody holds that.
 
+    What stands in the place of a lock and cannot be locked protects until it is old.
+
     Args:
         path: The file's.
         sweep: Why; None: its client does not want it.
     """
     try:
-        lock = os.open(path + LOCK, os.O_RDWR | os.O_CLOEXEC)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        lock = os.open(path + LOCK, flags)
     except FileNotFoundError:
         if sweep is Sweep.SIZE:
             return Removal(is_gone=False)
         return _unlink(path, sweep)
     except OSError as error:
+        if sweep is Sweep.AGE and error.errno in _UNLOCKABLE:
+            return _unlink(path, sweep)
         return Removal(is_gone=False, error=str(error))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,15 +158,16 @@ def _unlink(path: str, sweep: Sweep | None) -> Removal:
         suffixes = [PART] if os.path.exists(path) else [PART, LOCK]
     for suffix in suffixes:
         try:
-            size = os.lstat(path + suffix).st_size
-            os.unlink(path + suffix)
+            status = os.lstat(path + suffix)
+            is_folder = suffix == LOCK and stat.S_ISDIR(status.st_mode)
+            (os.rmdir if is_folder else os.unlink)(path + suffix)
         except FileNotFoundError:
             if sweep is Sweep.BROKEN and suffix == PART:
                 return Removal(is_gone=False)  # its writer has just made it whole
             continue
         except OSError as error:
             return Removal(num_bytes, is_gone=False, error=str(error))
-        num_bytes += size
+        num_bytes += status.st_size
     return Removal(num_bytes)
 
 

@@ -227,7 +227,7 @@ class Captures:
         """
         folder = self.settings.folder
         try:
-            entries = _listed(folder)
+            entries = _listed(folder, now)
         except OSError as error:
             self._complain(f"{folder} cannot be listed: {error.strerror}")
             return (
@@ -286,7 +286,7 @@ class Captures:
         self._last_error = error
 
 
-def _listed(folder: str) -> list[_Entry]:
+def _listed(folder: str, now: float) -> list[_Entry]:
     entries: dict[str, _Entry] = {}
     with os.scandir(folder) as listing:
         for found in listing:
@@ -301,7 +301,10 @@ def _listed(folder: str) -> list[_Entry]:
             if entry is None:
                 path = str(Path(folder) / name)
                 entry = entries[name] = _Entry(path)
-            entry.changed_at = max(entry.changed_at, status.st_mtime)
+            changed_at = status.st_mtime
+            if changed_at > now:  # anybody can say so, but not when they have said it
+                changed_at = min(status.st_ctime, now)
+            entry.changed_at = max(entry.changed_at, changed_at)
             entry.num_bytes += status.st_size
             entry.suffixes.add(found.name.removeprefix(name))
     return list(entries.values())

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import resource
+import socket
 import stat
 from array import array
 from pathlib import Path
@@ -175,6 +176,44 @@ def test_a_claim_counts_while_its_lock_is_waited_for(
     monkeypatch.setattr(fcntl, "flock", just_then)
     assert not remove(path, Sweep.SIZE).is_gone
     assert names(path) == {""}
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "socket", "not ours"])
+def test_what_cannot_be_locked_goes_with_age(
+    path: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before, and nothing that a link leads to: no file may stay for good."""
+    write(path, ARRAYS, PRIVATE)
+    lock, other = Path(path + ".lock"), Path(path).parent / "other"
+    other.touch()
+    if kind == "not ours":
+        really_open = os.open
+
+        def refuse(name: str, flags: int, mode: int = 0o777) -> int:
+            if name == str(lock):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return really_open(name, flags, mode)
+
+        monkeypatch.setattr(os, "open", refuse)
+    else:
+        lock.unlink()
+    if kind == "link":
+        lock.symlink_to(other)
+    elif kind == "folder":
+        lock.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            monkeypatch.chdir(lock.parent)  # an address is short
+            bound.bind(lock.name)
+
+    for sweep in (None, Sweep.SIZE, Sweep.BROKEN):
+        removal = remove(path, sweep)
+        assert not removal.is_gone
+        assert removal.error
+    assert names(path) == {"", ".lock", "other"}
+    removal = remove(path, Sweep.AGE)
+    assert (removal.is_gone, removal.error) == (True, "")
+    assert names(path) == {"other"}
 
 
 def test_a_broken_part_goes_without_its_file(path: str) -> None:

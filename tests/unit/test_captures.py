@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def test_a_part_that_becomes_whole_while_it_sweeps_counts_as_kept(
     assert keeping.sweep(NOW)[1] == size
     assert path.exists()
     assert keeping.usage.num_swept[Sweep.BROKEN] == 0
+
+
+def test_a_time_in_the_future_counts_as_when_it_was_set(tmp_path: Path) -> None:
+    """A client that sets one keeps its file no longer for it."""
+    keeping = keeper(tmp_path)
+    path = made(keeping, 0)
+    now = time.time()
+    os.utime(path, (now + 1e6, now + 1e6))
+    keeping.sweep(now)
+    assert path.exists()
+    keeping.sweep(now + 2 * TTL_S)
+    assert os.listdir(tmp_path) == []
 
 
 def test_above_the_bound_the_oldest_go(tmp_path: Path) -> None:
