@@ -217,7 +217,7 @@ class Link:
         if self.load.draining:
             return "is stopping"
         if self.status.fault:
-            return f"has no whole weights: {self.status.fault}"
+            return f"serves nobody: {self.status.fault}"
         if self.is_outdated:
             return (
                 f"has the weights {self.status.weight_version!r}, which are older than "

@@ -5,7 +5,8 @@ Laws:
 - A Status that an action leads to is sent before its answer, so who has the answer of
   all workers knows the state of all.
 - Weights that were loaded in part serve nobody: ``Status.fault`` says so until an
-  update succeeds.
+  update succeeds. An engine that does not go on after a failure serves nobody, until it
+  is resumed, woken or updated.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Administration:
         self._adapters: dict[str, int] = {}  # by name: the update that loaded it
         self._action: Action | None = None  # under way
         self._was_paused = False  # before it
+        self._is_stuck = False  # that is the Status's fault
         self.status = Status(weight_version)
 
     def update_of(self, lora: str) -> int | None:
@@ -168,12 +170,24 @@ class Administration:
             self._owner.weights_changed()
         if action is self._action:
             self._action = None
-            self._set(busy="", **self._changes(action, outcome))
+            changes = self._changes(action, outcome)
+            self._set(busy="", **{**changes, **self._judged(action, outcome)})
         elif not outcome.error:  # a Resume that crossed a Pause
             self._was_paused = False
-            self._set(paused=False)
-        if outcome.is_broken:
+            self._set(paused=False, **self._judged(action, outcome))
+        if outcome.is_broken or outcome.is_stuck:
             self._owner.give_up_all()
+
+    def _judged(self, action: Action, outcome: AdminOutcome) -> dict[str, object]:
+        """Keep an engine out that does not go on; take it back when it does."""
+        if outcome.is_stuck and not outcome.is_broken and not self.status.fault:
+            self._is_stuck = True
+            return {"fault": f"it stands still: {outcome.error}"[:MAX_ERROR_CHARS]}
+        heals = not outcome.error and isinstance(action, Resume | WakeUp)
+        was_stuck = self._is_stuck
+        if heals or isinstance(action, UpdateWeights):
+            self._is_stuck = False
+        return {"fault": ""} if heals and was_stuck else {}
 
     def _changes(self, action: Action, outcome: AdminOutcome) -> dict[str, object]:
         """Return what of the Status *action* has changed."""

@@ -113,6 +113,7 @@ class AdminOutcome:
     kind: str = ""  # see ``AdminDone.error_kind``
     result: JsonObject = field(default_factory=dict[str, Any])
     is_broken: bool = False  # the weights are neither the old nor the new ones
+    is_stuck: bool = False  # it failed, and the engine does not go on
     is_awake: bool = True  # of WakeUp: all memory is there again
 
 

@@ -723,4 +723,4 @@ async def test_a_status_is_taken_over(pair: Pair) -> None:
     assert (pair.link.usable, pair.link.stands) == (True, True)
     await pair.worker.send(Status("v", 3, fault="half loaded"))
     await eventually(lambda: not pair.link.usable)
-    assert pair.link.obstacle == "has no whole weights: half loaded"
+    assert pair.link.obstacle == "serves nobody: half loaded"

@@ -554,7 +554,7 @@ async def test_a_worker_that_missed_an_update_is_kept_out_until_the_next(
         ]
         health = (await running.get("/health")).json["instances"]
         reason = next(one for one in health if one["worker_id"] == "w1")["reason"]
-        words = "no whole weights" if fault == "break-update" else "older than others'"
+        words = "serves nobody" if fault == "break-update" else "older than others'"
         assert words in reason
         new = {str(await ids(running)) for _ in range(6)}
         assert len(new) == 1

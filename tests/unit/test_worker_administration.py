@@ -185,3 +185,22 @@ def test_what_it_does_not_know_it_says(action: str, arguments: dict[str, Any]) -
     desk.ask(action, **arguments)
     assert [one.error_kind for one in desk.take()] == ["unsupported"]
     assert not desk.engine.administered
+
+
+def test_an_engine_that_does_not_go_on_serves_nobody() -> None:
+    """What runs goes on elsewhere; a resume that is answered takes it back."""
+    desk = Desk()
+    desk.ask("pause", mode="wait")
+    desk.take()
+    desk.done(AdminOutcome("late", "timeout", is_stuck=True))
+    assert desk.take() == [
+        Status(fault="it stands still: late"),
+        "give_up_all",
+        AdminDone("a", "late", "timeout"),
+    ]
+    desk.ask("reset_prefix_cache")
+    desk.done()
+    assert desk.administration.status.fault
+    desk.ask("resume")
+    desk.done()
+    assert desk.administration.status.fault == ""

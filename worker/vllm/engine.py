@@ -170,6 +170,7 @@ class VllmEngine:
         self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
     ) -> None:
         """Do *action*; requests that were aborted before it end first."""
+        self._operator.expect(action)
         self._spawn(self._administer(action, timeout_s, done))
 
     async def _administer(

@@ -9,7 +9,7 @@ adapter it is for.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from pathlib import Path
 from types import NoneType
 from typing import Any, assert_never
@@ -19,6 +19,7 @@ from tokenwire.protocol.admin import (
     CollectiveRpc,
     LoadLora,
     Pause,
+    PauseMode,
     ResetPrefixCache,
     Resume,
     Sleep,
@@ -34,8 +35,14 @@ from .checkpoint import checkpoint_fault
 
 __all__ = ["Operator"]
 
+logger = logging.getLogger(__name__)
+
 MIN_TIMEOUT_S = 1.0
 """Of a call to vLLM's workers, which takes no limit of 0."""
+
+UNDO_WAIT_S = 3.0
+"""For the engine to go on after what failed: it answers between two steps, of up to 2 s
+on two CPU cores, and frontends wait for the outcome 5 s beyond the time limit."""
 
 _SETTLE_TURNS = 3
 """Turns of the event loop in which vLLM hands out what a last step has brought."""
@@ -59,7 +66,8 @@ class Operator:
         self._cache_epoch = 0
         self._paused = False
         self._loading = False  # weights, so that a failure leaves neither old nor new
-        self._resumed = asyncio.Event()  # since the last pause began
+        self._stuck = False  # it did not go on when an action failed
+        self._resumed = asyncio.Event()  # since the action that it may cross was asked
 
     # --- for requests --------------------------------------------------------------
 
@@ -80,28 +88,35 @@ class Operator:
     def salt_of(self, request: EngineRequest) -> str | None:
         """Return the cache salt of *request*: its own, and what has been forgotten."""
         known = self._adapters.get(request.lora)
-        if not self._cache_epoch and known is None:
-            return request.cache_salt
+        if request.cache_salt is None and not self._cache_epoch and known is None:
+            return None  # a client's salt never stands alone: it may look like ours
         loaded = known[1] if known is not None else 0
         return f"{self._cache_epoch}:{loaded}:{request.cache_salt or ''}"
 
     # --- actions -------------------------------------------------------------------
 
+    def expect(self, action: Action) -> None:
+        """Take note that *action* will be done: a Resume after this ends a pause."""
+        if not isinstance(action, Resume):
+            self._resumed.clear()
+
     async def do(self, action: Action, timeout_s: float) -> AdminOutcome:
-        """Do *action*; a failure is an outcome, too."""
+        """Do *action*, which was expected; a failure is an outcome, too."""
         limit_s = timeout_s or None
         try:
             async with asyncio.timeout(limit_s):
                 return await self._do(action, timeout_s)
         except TimeoutError:
             text = f"it was not done within {timeout_s:g} s"
-            return AdminOutcome(text, "timeout", is_broken=self._loading)
+            return AdminOutcome(
+                text, "timeout", is_broken=self._loading, is_stuck=self._stuck
+            )
         except self._vllm.EngineDeadError as error:
             return AdminOutcome(first_sentence(error), "failed")
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises in its workers
             return self._failed(action, error)
         finally:
-            self._loading = False
+            self._loading = self._stuck = False
 
     async def _do(self, action: Action, timeout_s: float) -> AdminOutcome:
         match action:
@@ -138,30 +153,54 @@ class Operator:
         return AdminOutcome()
 
     async def _pause(self, action: Pause) -> AdminOutcome:
-        # A mode that ends requests has done so before: the worker releases their KV.
-        mode = "wait" if action.mode == "wait" else "keep"
-        self._resumed.clear()
+        if not await self._stand(action.mode):
+            return AdminOutcome("it was resumed", "failed", is_stuck=self._stuck)
+        self._paused = True
+        await self._settle()
+        if action.clear_cache:
+            await self._forget_cache(is_paused=True)
+        return AdminOutcome()
+
+    async def _stand(self, mode: PauseMode) -> bool:
+        """Have the engine stand still; return whether it does, and was not resumed.
+
+        At the time limit it goes on as before.
+        """
+        if self._resumed.is_set():
+            return False
         pausing = asyncio.ensure_future(
-            self._llm.pause_generation(mode=mode, clear_cache=False)
+            self._llm.pause_generation(mode=_engine_mode(mode), clear_cache=False)
         )
         resumed = asyncio.ensure_future(self._resumed.wait())
         try:
             await asyncio.wait({pausing, resumed}, return_when=asyncio.FIRST_COMPLETED)
-            if not pausing.done():
-                return AdminOutcome("it was resumed", "failed")
-            pausing.result()
-        except asyncio.CancelledError:  # at the time limit
-            with contextlib.suppress(self._vllm.EngineDeadError):
-                await self._llm.resume_generation()
+            if not self._resumed.is_set():
+                pausing.result()
+                return True
+        except asyncio.CancelledError:
+            pausing.cancel()
+            await self._undo()
             raise
         finally:
             pausing.cancel()
             resumed.cancel()
-        self._paused = True
-        await self._settle()
-        if action.clear_cache:
-            await self._forget_cache()
-        return AdminOutcome()
+        # The Resume may have been there first: then the engine stands after it.
+        await self._undo()
+        return False
+
+    async def _undo(self, *, is_asleep: bool = False) -> None:
+        """Have the engine do what it did before, within a bound and without a failure."""
+        try:
+            async with asyncio.timeout(UNDO_WAIT_S):
+                if is_asleep:
+                    await self._llm.wake_up(None)
+                if self._paused:
+                    await self._llm.pause_generation(mode="keep", clear_cache=False)
+                else:
+                    await self._llm.resume_generation()
+        except Exception as error:  # noqa: BLE001 - what failed before is told
+            logger.warning("the engine does not go on: %s", first_sentence(error))
+            self._stuck = True
 
     async def _update(self, action: UpdateWeights, timeout_s: float) -> AdminOutcome:
         extension = self._config.parallel_config.worker_extension_cls
@@ -174,7 +213,7 @@ class Operator:
             return AdminOutcome(text, "invalid")
         was_paused = self._paused
         if not was_paused:
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self._stand("keep")  # no Resume crosses an update
             await self._settle()
         self._loading = True
         try:
@@ -188,7 +227,10 @@ class Operator:
                 await self._forget_cache()
         finally:
             if not was_paused:
-                await self._llm.resume_generation()
+                await self._undo()
+        if self._stuck:
+            text = "the weights are loaded, but the engine does not go on"
+            return AdminOutcome(text, "failed", is_broken=True)
         return AdminOutcome()
 
     async def _load_lora(self, action: LoadLora) -> AdminOutcome:
@@ -226,8 +268,12 @@ class Operator:
         if action.level and not self._config.model_config.enable_sleep_mode:
             text = "the engine has no sleep mode: start it with --enable-sleep-mode"
             return AdminOutcome(text, "unsupported")
-        mode = "wait" if action.mode == "wait" else "keep"
-        await self._llm.sleep(action.level, mode)
+        await self._stand(action.mode)  # no Resume crosses a sleep
+        try:
+            await self._llm.sleep(action.level, "keep")
+        except BaseException:
+            await self._undo(is_asleep=bool(action.level))
+            raise
         self._paused = True
         if action.level:
             self._cache_epoch += 1
@@ -239,10 +285,19 @@ class Operator:
             action.reset_running_requests, action.reset_external
         )
 
-    async def _forget_cache(self) -> None:
+    async def _forget_cache(self, *, is_paused: bool = False) -> None:
+        """Have no KV found again; in a pause, that of running requests neither."""
         self._cache_epoch += 1
-        # False while blocks are in use: they are not found again all the same.
-        await self._llm.reset_prefix_cache()
+        try:
+            # False while blocks are in use: they are not found again all the same.
+            await self._llm.reset_prefix_cache(is_paused)
+        except self._vllm.EngineDeadError:
+            raise
+        except Exception as error:
+            if not is_paused:
+                raise
+            # Requests that wait for KV from elsewhere keep theirs; no others do.
+            logger.warning("part of the KV stays: %s", first_sentence(error))
 
     async def _call(
         self, method: str, timeout_s: float, args: list[Any], kwargs: dict[str, Any]
@@ -264,7 +319,14 @@ class Operator:
         if isinstance(action, CollectiveRpc) and "has no attribute" in text:
             text = f"the engine's workers have no method {action.method!r:.200}"
             return AdminOutcome(text, "unsupported")
-        return AdminOutcome(text, "failed", is_broken=self._loading)
+        return AdminOutcome(
+            text, "failed", is_broken=self._loading, is_stuck=self._stuck
+        )
+
+
+def _engine_mode(mode: PauseMode) -> PauseMode:
+    # A mode that ends requests has done so before: the worker releases their KV.
+    return "wait" if mode == "wait" else "keep"
 
 
 def _plain(result: Any) -> Any:
