@@ -23,6 +23,7 @@ from tokenwire.protocol.admin import (
     CollectiveRpc,
     Pause,
     Resume,
+    Sleep,
     UpdateWeights,
     WakeUp,
 )
@@ -31,7 +32,7 @@ from . import admin_bodies as bodies
 from .admin_key import AdminKey
 from .admin_settings import AdminSettings
 from .errors import ApiError, bad_request, unavailable
-from .fanout import Outcome, everywhere, participants
+from .fanout import Outcome, OwnPauses, everywhere, participants, standing
 from .link import Link
 from .metrics import Metrics
 from .models import ModelList
@@ -82,6 +83,7 @@ class AdminPlane:
         self._metrics = metrics
         self._models = models
         self._health = health
+        self._own_pauses = OwnPauses()
         self._running: set[asyncio.Future[web.Response]] = set()
 
     def application(self, errors: Any) -> web.Application:
@@ -140,7 +142,8 @@ class AdminPlane:
 
     async def _act(self, route: Route, request: web.Request) -> web.Response:
         """Have *route* act on the workers that the path names; all, if it names none."""
-        links = participants(self._pool.links)
+        goes_on = route in (self._resume, self._wake_up)
+        links = (standing if goes_on else participants)(self._pool.links)
         worker_id = request.match_info.get("worker_id")
         if worker_id is not None:
             links = [link for link in links if link.worker_id == worker_id]
@@ -183,20 +186,24 @@ class AdminPlane:
             update=self._pool.weights.next_update(),
             current=max(links, key=_update).status.weight_version,
         )
+        left = self._own_pauses.left(self._pool.links)
         if len(links) < len(participants(self._pool.links)):
             # One worker after the other gets the same weights: the same update.
             action = self._joined(links, action)
+            left = [link for link in left if link in links]
         paused: list[Link] = []
-        if not any(link.status.paused for link in links):
-            paused = list(links)
+        if not any(link.status.paused for link in links if link not in left):
+            paused = list(dict.fromkeys([*links, *left]))
             pause = Pause(mode or settings.update_mode, clear_cache=False)
             before = await everywhere(links, lambda _: pause, settings.timeout_s)
             if not all(outcome.is_done for outcome in before):
-                await everywhere(links, lambda _: Resume(), settings.timeout_s)
+                # Where another action is under way, a pause may be the user's.
+                own = [one.link for one in before if one.done.error_kind != "busy"]
+                await self._own_pauses.resume(own, settings.timeout_s)
                 return self._answer("update_weights", before, {})
         outcomes = await everywhere(links, lambda _: action, settings.update_timeout_s)
         if paused:
-            after = await everywhere(paused, lambda _: Resume(), settings.timeout_s)
+            after = await self._own_pauses.resume(paused, settings.timeout_s)
             if all(outcome.is_done for outcome in outcomes):
                 outcomes = after
         return self._answer("update_weights", outcomes, {"status": "ok"})
@@ -314,6 +321,8 @@ class AdminPlane:
         """Do the same at all *links*, and return *answer* if that has worked."""
         limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
         outcomes = await everywhere(links, lambda _: action, limit_s)
+        if isinstance(action, Pause | Resume | Sleep):
+            self._own_pauses.forget(outcomes)
         name = str(action.__struct_config__.tag)
         return self._answer(name, outcomes, answer)
 

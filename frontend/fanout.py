@@ -12,12 +12,19 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tokenwire.protocol.admin import Action, Pause, Sleep, action_and_arguments
+from tokenwire.protocol.admin import Action, Pause, Resume, Sleep, action_and_arguments
 from tokenwire.protocol.messages import Admin, AdminDone, Role
 
 from .link import Link
 
-__all__ = ["ANSWER_GRACE_S", "Outcome", "everywhere", "participants"]
+__all__ = [
+    "ANSWER_GRACE_S",
+    "Outcome",
+    "OwnPauses",
+    "everywhere",
+    "participants",
+    "standing",
+]
 
 ANSWER_GRACE_S = 5.0
 """What a worker gives up at the time limit is told a little later: its words are better
@@ -49,6 +56,52 @@ def participants(links: Iterable[Link]) -> list[Link]:
         for link in links
         if link.is_ready and not link.is_leaving and not link.load.draining
     ]
+
+
+def standing(links: Iterable[Link]) -> list[Link]:
+    """Return the workers that are to go on: whoever hears of it, though it leaves.
+
+    A listed one that stood when its connection was lost is among them: that it cannot be
+    told is its outcome.
+    """
+    return [
+        link
+        for link in links
+        if link.is_ready
+        or (not link.is_leaving and (link.status.paused or link.status.sleep_level))
+    ]
+
+
+class OwnPauses:
+    """Workers that the plane paused for an update and could not resume.
+
+    They are not paused by the user: the next update has to resume them.
+    """
+
+    def __init__(self) -> None:
+        self._worker_ids: set[str] = set()
+
+    def left(self, links: Iterable[Link]) -> list[Link]:
+        """Return those of *links*, which are all there are, that may still stand."""
+        found = [
+            link
+            for link in links
+            if link.worker_id in self._worker_ids
+            and (link.status.paused or not link.is_ready)
+        ]
+        self._worker_ids = {link.worker_id for link in found}
+        return found
+
+    def forget(self, outcomes: Iterable[Outcome]) -> None:
+        """Take note of what the user has done: pauses are the user's from now on."""
+        self._worker_ids -= {one.link.worker_id for one in outcomes if one.is_done}
+
+    async def resume(self, links: Sequence[Link], timeout_s: float) -> list[Outcome]:
+        """Resume what the plane has paused; keep in mind where that has failed."""
+        outcomes = await everywhere(links, lambda _: Resume(), timeout_s)
+        self._worker_ids |= {link.worker_id for link in links}
+        self.forget(outcomes)
+        return outcomes
 
 
 async def everywhere(
@@ -83,6 +136,8 @@ def _phases(
     which must not stand still before it has read the KV: that would be held until its
     lease ends, and vLLM's prefill engine is not paused before.
     """
+    if not links:
+        return []
     first = [link for link in links if link.card and link.card.role is Role.PREFILL]
     rest = [link for link in links if link not in first]
     if not isinstance(action(links[0]), Pause | Sleep):

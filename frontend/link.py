@@ -89,7 +89,8 @@ class Link:
         heartbeat_timeout_s, stall_timeout_s, first_token_timeout_s: See ``Vigil``.
         on_ready: Called whenever it becomes ready.
         on_lost: Called whenever it no longer is.
-        on_status: Called when the worker's Status has changed, also at its start.
+        on_status: Called when the worker's Status has changed, also at its start, and
+            when it begins to drain.
         on_orphan: Called with KV that is held for a lost frontend; returns whether that
             is seen to.
     """
@@ -550,9 +551,12 @@ class Link:
             self._begin_anew("the worker was restarted")
             return
         self._vigil.load(load, self._loop.time())
+        drains = load.draining and not self.load.draining
         self.load = load
         self.num_open_at_load = len(self._open)
         self._num_tokens_at_load = self._open.num_prompt_tokens
+        if drains and self._on_status is not None:
+            self._on_status()  # whether it stands concerns nobody any more
 
     def _refuse(self, reason: str, again_s: float = HELLO_AGAIN_S) -> None:
         if self.reason != reason:

@@ -394,7 +394,10 @@ class Pool:
         """Judge all workers anew: one has other weights, or none any more."""
         self.weights.look(self._links.values())
         self.is_paused = any(
-            link.is_ready and not link.is_leaving and link.status.paused
+            link.is_ready
+            and not link.is_leaving
+            and not link.load.draining
+            and link.status.paused
             for link in self._links.values()
         )
         self._wake()
