@@ -244,6 +244,14 @@ class AdminPlane:
             update=self._pool.weights.next_update(),
             in_place=in_place,
         )
+        if not action.load_inplace:
+            # Sent again: who has it keeps it, the others get the same version.
+            name = action.lora_name
+            lacking = [link for link in links if link.update_of(name) is None]
+            served = self._pool.weights.adapters.get(name, action.update)
+            if lacking:
+                links = lacking
+                action = msgspec.structs.replace(action, update=served)
         answer: object = {"status": "ok"}
         if not in_place:
             answer = f"Success: LoRA adapter '{action.lora_name}' added successfully."

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from support.admin import admin_post, weights
+from support.admin import adapter, admin_post, weights
 from support.stack import MODEL_NAME, Reply, Stack, eventually, stack
 from tokenwire.frontend.link import Link
 from tokenwire.protocol.messages import Role
@@ -121,3 +121,18 @@ async def test_a_worker_that_drains_is_resumed_too(tiny_model: Path) -> None:
         assert (await admin_post(running, "/resume")).status == 200
         for answer in await asyncio.gather(*asking):
             assert answer.json["usage"]["completion_tokens"] == 60
+
+
+async def test_an_adapter_sent_again_goes_to_those_that_lack_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Who has it serves it on, as the same version; 400 when all have it."""
+    async with stack(tiny_model, TWO) as running:
+        first, second = running.pool.links
+        body = {"lora_name": "a", "lora_path": str(adapter(tmp_path))}
+        one = f"/v1/rl/workers/{first.worker_id}/v1/load_lora_adapter"
+        assert (await admin_post(running, one, body)).status == 200
+        assert (await admin_post(running, "/v1/load_lora_adapter", body)).status == 200
+        assert first.status.adapters == second.status.adapters
+        assert all(running.pool.weights.has(link, "a") for link in (first, second))
+        assert (await admin_post(running, "/v1/load_lora_adapter", body)).status == 400
