@@ -11,7 +11,7 @@ from .bounds import (
     SESSION_ID_FORM,
     within,
 )
-from .errors import bad_request, no_such_model
+from .errors import bad_request
 from .nvext import SELECTOR, Nvext, Selection
 from .pool import Pool
 from .schema import CommonRequest
@@ -33,12 +33,11 @@ def check_model(name: str | None, pool: Pool) -> str:
     """Return the adapter that *name* is, or an empty string for the model itself.
 
     Raises:
-        ApiError: 404.
+        ApiError: 404; 503 while a worker that had it is not connected.
     """
     if name is None or name == pool.model:
         return ""
-    if name not in pool.weights.adapters:
-        raise no_such_model(name, [pool.model, *pool.weights.adapters])
+    pool.check_adapter(name)
     return name
 
 

@@ -24,6 +24,7 @@ from tokenwire.protocol.messages import (
     CAPTURE,
     METRICS,
     ORPHANED_KV,
+    STATUS,
     Admin,
     AdminDone,
     Batch,
@@ -116,6 +117,7 @@ class Link:
         self.card: Card | None = None
         self.load = Load("")
         self.status = Status()  # what Admins have made of it
+        self._awaits_status = False  # which follows the card
         self.is_outdated = False  # others have newer weights
         self.prefixes = Prefixes()  # what its engine may have cached
         self.num_open_at_load = 0  # requests of this frontend when it came
@@ -162,8 +164,8 @@ class Link:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is connected, and speaks with this frontend."""
-        return self.state is LinkState.READY
+        """Whether it is connected, and this frontend knows its card and Status."""
+        return self.state is LinkState.READY and not self._awaits_status
 
     @property
     def stands(self) -> bool:
@@ -198,7 +200,7 @@ class Link:
     def usable(self) -> bool:
         """Whether a request may be sent here."""
         return (
-            self.state is LinkState.READY
+            self.is_ready
             and not self.is_leaving
             and not self.load.draining
             and not self.is_outdated
@@ -213,6 +215,8 @@ class Link:
             return ""
         if self.state is not LinkState.READY:
             return self.reason or self.state.value
+        if self._awaits_status:
+            return "waiting for what its Status is"
         if self.is_leaving:
             return "has left the list"
         if self.load.draining:
@@ -516,9 +520,12 @@ class Link:
             self._send(Bye(str(error)[:MAX_ERROR_CHARS]))  # for its log, too
             self._refuse(str(error))
             return
-        self.card = card
+        known, self.card = self.card, card
         self.load = Load(card.incarnation)
-        self.status = Status(card.weight_version)
+        # A blank Status would take its adapters away, and its pause, for a moment.
+        self._awaits_status = STATUS in card.capabilities
+        if known is None or known.incarnation != card.incarnation:
+            self.status = Status(card.weight_version)
         self._vigil.stands = False
         room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
         self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
@@ -532,12 +539,16 @@ class Link:
             card.engine_version,
             self.endpoint,
         )
-        if self._on_status is not None:
-            self._on_status()
+        if not self._awaits_status:
+            self._take_status(Status(card.weight_version))
+            self._tell_ready()
+
+    def _tell_ready(self) -> None:
         if self._on_ready is not None:
             self._on_ready()
 
     def _take_status(self, status: Status) -> None:
+        is_first, self._awaits_status = self._awaits_status, False
         if status.cache_epoch != self.status.cache_epoch:
             self.prefixes.forget()
         self.status = status
@@ -545,6 +556,8 @@ class Link:
         self._vigil.stands = self.stands
         if self._on_status is not None:
             self._on_status()
+        if is_first:
+            self._tell_ready()
 
     def _take_load(self, load: Load) -> None:
         if self.card is not None and load.incarnation != self.card.incarnation:

@@ -210,8 +210,8 @@ class Pool:
         Raises:
             ApiError: 503: no worker can take it; 404: the adapter was unloaded.
         """
-        if lora and lora not in self.weights.adapters:
-            raise no_such_model(lora, [self.model, *self.weights.adapters])
+        if lora:
+            self.check_adapter(lora)
         num_tokens = len(packed) // TOKEN_BYTES
         if captures:
             route = self._capturing(exclude, session_id, lora, num_tokens)
@@ -246,6 +246,20 @@ class Pool:
         )
         is_remote = place is PrefillPlace.REMOTE
         return Route(decode, prefill if is_remote else None, place)
+
+    def check_adapter(self, lora: str) -> None:
+        """Refuse an adapter that nobody has.
+
+        Raises:
+            ApiError: 404; 503 while a listed worker that had it is not connected.
+        """
+        if lora in self.weights.adapters:
+            return
+        for link in self._links.values():
+            is_away = not link.is_ready and not link.is_leaving
+            if is_away and link.update_of(lora) is not None:
+                raise self.no_worker()
+        raise no_such_model(lora, [self.model, *self.weights.adapters])
 
     def _capturing(
         self,

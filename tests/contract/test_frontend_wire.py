@@ -37,6 +37,7 @@ from tokenwire.protocol.messages import (
     ORPHANED_KV,
     PROTOCOL_VERSION,
     STATUS,
+    Adapter,
     Admin,
     AdminDone,
     Batch,
@@ -724,3 +725,26 @@ async def test_a_status_is_taken_over(pair: Pair) -> None:
     await pair.worker.send(Status("v", 3, fault="half loaded"))
     await eventually(lambda: not pair.link.usable)
     assert pair.link.obstacle == "serves nobody: half loaded"
+
+
+async def test_a_worker_is_ready_when_its_status_is_there() -> None:
+    """A blank one between would take its adapters and its pause away."""
+    card = msgspec.structs.replace(CARD, capabilities=[STATUS])
+    told = Status("v", 3, [Adapter("a", 2)], paused=True)
+    async with connected() as pair:
+        for _ in range(2):
+            await pair.worker.receive(Hello)
+            await pair.worker.send(card)
+            await eventually(lambda: pair.link.state is LinkState.READY)
+            assert not pair.link.is_ready
+            assert not pair.link.usable
+            assert "Status" in pair.link.obstacle
+            await pair.worker.send(told)
+            await eventually(lambda: pair.link.usable)
+            pair.link.disconnected()
+            assert pair.link.status == told
+            pair.link.connected()
+        await pair.worker.receive(Hello)
+        await pair.worker.send(card)
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        assert pair.link.status == told

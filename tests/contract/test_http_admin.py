@@ -624,7 +624,7 @@ async def test_a_restarted_worker_does_not_serve_its_old_weights(
         reply = await running.complete(**ASKS)
         assert reply.status == 503
         assert "update the weights again" in reply.error["message"]
-        assert (await running.complete(**{**ASKS, "model": "a"})).status == 404
+        assert (await running.complete(**{**ASKS, "model": "a"})).status == 503
         assert (await admin_post(running, "/update_weights", body)).status == 200
         assert await ids(running) == new
 

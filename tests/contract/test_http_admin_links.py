@@ -136,3 +136,20 @@ async def test_an_adapter_sent_again_goes_to_those_that_lack_it(
         assert first.status.adapters == second.status.adapters
         assert all(running.pool.weights.has(link, "a") for link in (first, second))
         assert (await admin_post(running, "/v1/load_lora_adapter", body)).status == 400
+
+
+async def test_an_adapter_is_only_away_while_its_worker_is(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """503 asks to come again; 404 would say that there is none."""
+    async with stack(tiny_model, TWO[:1]) as running:
+        (link,) = running.pool.links
+        body = {"lora_name": "a", "lora_path": str(adapter(tmp_path))}
+        await admin_post(running, "/v1/load_lora_adapter", body)
+        asked = {**ASKS, "model": "a"}
+        link.disconnected()
+        assert (await running.complete(**asked)).status == 503
+        assert (await running.complete(**{**asked, "model": "b"})).status == 404
+        link.connected()
+        await eventually(lambda: link.usable, "it is back")
+        assert (await running.complete(**asked)).status == 200
