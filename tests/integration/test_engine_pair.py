@@ -35,7 +35,9 @@ pytestmark = [
 ]
 
 GREEDY = Sampling(max_tokens=REFERENCE_TOKENS, temperature=0.0)
-FREE_S = 2.0  # blocks of a request that died are free again within this
+FREE_S = 15.0
+"""Half of the lease that would also free the blocks of a request that died. It takes a
+step of the engine or two, which two traced cores may need seconds for."""
 
 
 @dataclass

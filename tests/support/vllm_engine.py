@@ -24,6 +24,7 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
+from support.awake import Awake
 from tokenwire.protocol.messages import JsonObject, Leg, Role, Sampling
 from tokenwire.protocol.tokens import TOKEN_BYTES
 from tokenwire.worker.engine import (
@@ -264,9 +265,9 @@ class EngineProcess:
         self, condition: Callable[[EngineLoad], bool], within_s: float
     ) -> EngineLoad:
         """Ask for the load, over and over, until *condition* holds."""
-        deadline = time.monotonic() + within_s
+        awake = Awake()
         while not condition(load := await self.load()):
-            assert time.monotonic() < deadline, f"after {within_s} s still {load}"
+            assert awake.seconds < within_s, f"after {within_s} s still {load}"
         return load
 
     async def process_ids(self) -> dict[str, int]:
