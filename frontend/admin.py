@@ -263,11 +263,7 @@ class AdminPlane:
         action = bodies.unload_lora(await _body(request))
         name = action.lora_name
         # Who has been restarted since does not have it: that is what is wanted.
-        loaded = [
-            link
-            for link in links
-            if any(adapter.name == name for adapter in link.status.adapters)
-        ]
+        loaded = [link for link in links if link.update_of(name) is not None]
         answer: object = {"status": "ok"}
         if request.path.startswith("/v1/unload"):
             answer = f"Success: LoRA adapter '{name}' removed successfully."
@@ -320,15 +316,10 @@ class AdminPlane:
         return self._answer("wake_up", outcomes, {"status": status, "tags": tags})
 
     async def _all(
-        self,
-        links: Sequence[Link],
-        action: Action,
-        answer: object,
-        timeout_s: float | None = None,
+        self, links: Sequence[Link], action: Action, answer: object
     ) -> web.Response:
         """Do the same at all *links*, and return *answer* if that has worked."""
-        limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
-        outcomes = await everywhere(links, lambda _: action, limit_s)
+        outcomes = await everywhere(links, lambda _: action, self._settings.timeout_s)
         if isinstance(action, Pause | Resume | Sleep):
             self._own_pauses.forget(outcomes)
         name = str(action.__struct_config__.tag)

@@ -47,9 +47,7 @@ def check_request_id(value: str, param: str) -> None:
     Raises:
         ApiError: 400 with *param*.
     """
-    if _REQUEST_ID_FORM.fullmatch(value) is None:
-        msg = f"{param} must match {_REQUEST_ID_FORM.pattern}"
-        raise bad_request(msg, param)
+    _check_form(value, param, _REQUEST_ID_FORM)
 
 
 def check_session_id(value: str, param: str) -> None:
@@ -58,8 +56,12 @@ def check_session_id(value: str, param: str) -> None:
     Raises:
         ApiError: 400 with *param*.
     """
-    if _SESSION_ID_FORM.fullmatch(value) is None:
-        msg = f"{param} must match {_SESSION_ID_FORM.pattern}"
+    _check_form(value, param, _SESSION_ID_FORM)
+
+
+def _check_form(value: str, param: str, form: re.Pattern[str]) -> None:
+    if form.fullmatch(value) is None:
+        msg = f"{param} must match {form.pattern}"
         raise bad_request(msg, param)
 
 

@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
+from tokenwire.protocol.admin import update_of
 from tokenwire.protocol.codec import decode_from_worker, encode
 from tokenwire.protocol.errors import (
     Incompatible,
@@ -57,7 +58,6 @@ from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
 from .reply import Reply
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S
 from .vigil import Vigil
-from .weights import update_of
 
 __all__ = ["TICK_S", "Link", "LinkState"]
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tokenwire.protocol.messages import Status
 
-__all__ = ["Holder", "Weights", "update_of"]
+__all__ = ["Holder", "Weights"]
 
 
 class Holder(Protocol):
@@ -73,13 +73,3 @@ class Weights:
         """
         known = max([self.newest, *self.adapters.values()])
         return max(known + 1, time.time_ns() // 1000)
-
-
-def update_of(status: Status, lora: str) -> int | None:
-    """Return which update a request's weights are of; None: no such adapter there."""
-    if not lora:
-        return status.update
-    for adapter in status.adapters:
-        if adapter.name == lora:
-            return max(adapter.update, status.update)
-    return None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from .limits import MAX_ADAPTER_NAME_CHARS
-from .messages import JsonObject
+from .messages import JsonObject, Status
 
 __all__ = [
     "Action",
@@ -30,6 +30,7 @@ __all__ = [
     "action_and_arguments",
     "check_adapter_name",
     "read_action",
+    "update_of",
 ]
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -161,3 +162,13 @@ def check_adapter_name(name: str) -> None:
     if _ADAPTER_NAME.fullmatch(name) is None:
         msg = f"lora_name must match {_ADAPTER_NAME.pattern}"
         raise BadAction(msg)
+
+
+def update_of(status: Status, lora: str) -> int | None:
+    """Return which update a request's weights are of; None: no such adapter there."""
+    if not lora:
+        return status.update
+    for adapter in status.adapters:
+        if adapter.name == lora:
+            return max(adapter.update, status.update)
+    return None

@@ -31,6 +31,7 @@ from tokenwire.protocol.admin import (
     WakeUp,
     check_adapter_name,
     read_action,
+    update_of,
 )
 from tokenwire.protocol.limits import MAX_ADAPTERS, MAX_ERROR_CHARS, MAX_VERSION_CHARS
 from tokenwire.protocol.messages import Adapter, Admin, AdminDone, Status
@@ -76,7 +77,6 @@ class Administration:
         self._engine = engine
         self._owner = owner
         self._model = model
-        self._adapters: dict[str, int] = {}  # by name: the update that loaded it
         self._action: Action | None = None  # under way
         self._was_paused = False  # before it
         self._is_stuck = False  # that is the Status's fault
@@ -84,10 +84,12 @@ class Administration:
 
     def update_of(self, lora: str) -> int | None:
         """Return the update that a request's weights are of; None: no such adapter."""
-        if not lora:
-            return self.status.update
-        loaded = self._adapters.get(lora)
-        return None if loaded is None else max(loaded, self.status.update)
+        return update_of(self.status, lora)
+
+    @property
+    def _adapters(self) -> dict[str, int]:
+        """By name, the update that loaded it."""
+        return {one.name: one.update for one in self.status.adapters}
 
     def begin(self, message: Admin, answer: Answer) -> None:
         """Do what *message* asks for; *answer* gets the one answer."""
@@ -212,11 +214,11 @@ class Administration:
                     **cleared,
                 }
             case LoadLora() if is_done:
-                self._adapters[action.lora_name] = action.update
-                return self._listed()
+                return _listed({**self._adapters, action.lora_name: action.update})
             case UnloadLora() if is_done:
-                self._adapters.pop(action.lora_name, None)
-                return self._listed()
+                left = self._adapters
+                left.pop(action.lora_name, None)
+                return _listed(left)
             case ResetPrefixCache() if is_done:
                 return self._cleared()
             case Sleep():
@@ -234,14 +236,15 @@ class Administration:
     def _cleared(self) -> dict[str, object]:
         return {"cache_epoch": self.status.cache_epoch + 1}
 
-    def _listed(self) -> dict[str, object]:
-        return {"adapters": [Adapter(*one) for one in self._adapters.items()]}
-
     def _set(self, **changes: object) -> None:
         status = msgspec.structs.replace(self.status, **changes)
         if status != self.status:
             self.status = status
             self._owner.status_changed()
+
+
+def _listed(adapters: dict[str, int]) -> dict[str, object]:
+    return {"adapters": [Adapter(*one) for one in adapters.items()]}
 
 
 def _failed(message: Admin, kind: str, error: str) -> AdminDone:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tokenwire.frontend.weights import Weights, update_of
+from tokenwire.frontend.weights import Weights
+from tokenwire.protocol.admin import update_of
 from tokenwire.protocol.messages import Adapter, Status
 
 
