@@ -128,7 +128,6 @@ class Gate:
         self._bounds = bounds
         self._read_limit = limit
         self._clock = clock
-        self._limit = 0
         self._limit_at = float("-inf")
         self._levels: dict[int, _Level] = {}
         self._waiting: OrderedDict[Ticket, None] = OrderedDict()  # as they came
@@ -136,6 +135,8 @@ class Gate:
         self._floor = 0.0  # where a tenant that comes now begins
         self._mean_s = 0.0  # how long a sequence holds its slot; 0: not known
         self._mean_output = 0.0  # tokens
+        self.limit = 0
+        """Sequences that may be there, as last read; at most ``REFRESH_S`` old if asked."""
         self.num_admitted = 0
         """Sequences at the workers."""
         self.num_sequences = 0
@@ -149,7 +150,7 @@ class Gate:
         if now - self._limit_at >= REFRESH_S:
             self._refresh(now)
             self._fill(now)
-        if self.num_admitted < self._limit:  # so nobody waits
+        if self.num_admitted < self.limit:  # so nobody waits
             self._admit(ticket, now)
             return
         reason, victims = self._judged(ticket)
@@ -337,14 +338,14 @@ class Gate:
     # --- the slots -----------------------------------------------------------------
 
     def _refresh(self, now: float) -> None:
-        self._limit = self._read_limit(self.num_admitted)
+        self.limit = self._read_limit(self.num_admitted)
         self._limit_at = now
 
     def _fill(self, now: float) -> None:
         """Admit who waits while there is room."""
         if self._waiting and now - self._limit_at >= REFRESH_S:
             self._refresh(now)
-        while self._waiting and self.num_admitted < self._limit:
+        while self._waiting and self.num_admitted < self.limit:
             ticket = self._next()
             # Charged before it is taken out: the last one's leaving ends the account.
             self._charge(ticket)

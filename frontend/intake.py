@@ -97,6 +97,7 @@ class Intake:
         metrics.queue_requests.set_function(lambda: gate.num_sequences)
         metrics.queue_tokens.set_function(lambda: gate.num_tokens)
         metrics.num_admitted.set_function(lambda: gate.num_admitted)
+        metrics.limit.set_function(lambda: gate.limit)
 
     @property
     def num_waiting(self) -> int:

@@ -196,6 +196,11 @@ class Metrics:
             "Sequences of this frontend that the workers have.",
             registry=self.registry,
         )
+        self.limit = Gauge(
+            "tokenwire_requests_limit",
+            "Sequences of this frontend that the workers have room for, as last read.",
+            registry=self.registry,
+        )
 
     def watch(self, name: str, text: str, role: str, read: Callable[[], float]) -> None:
         """Serve a number that is read when Prometheus asks."""
