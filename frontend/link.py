@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import secrets
 from collections.abc import Callable
 
-from tokenwire.protocol.admin import update_of
-from tokenwire.protocol.codec import decode_from_worker, encode
+from tokenwire.protocol.codec import decode_from_worker
 from tokenwire.protocol.errors import (
     Incompatible,
     ProtocolError,
@@ -22,10 +20,8 @@ from tokenwire.protocol.limits import (
 )
 from tokenwire.protocol.messages import (
     ADMIN,
-    CAPTURE,
     METRICS,
     ORPHANED_KV,
-    STATUS,
     Admin,
     AdminDone,
     Batch,
@@ -34,7 +30,6 @@ from tokenwire.protocol.messages import (
     Card,
     Discard,
     EngineDead,
-    FromFrontend,
     FromWorker,
     JsonObject,
     Load,
@@ -49,12 +44,13 @@ from tokenwire.protocol.messages import (
     Submit,
 )
 
-from .conversation import HELLO_AGAIN_S, Conversation
-from .dealer import Context, Dealer
+from .channel import Channel
+from .conversation import HELLO_AGAIN_S
+from .dealer import Context
 from .errands import Errands
 from .keyring import LOOPBACK_ONLY, Keyring
 from .opened import OpenRequests
-from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
+from .peer import Peer
 from .reply import Reply
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S
 from .vigil import Vigil
@@ -78,7 +74,7 @@ class LinkState(enum.Enum):
     CLOSED = "closed"
 
 
-class Link:
+class Link(Peer):
     """A connection to one worker; reconnects for ever, and says when it is ready.
 
     Args:
@@ -112,24 +108,20 @@ class Link:
         on_status: Callable[[], None] | None = None,
         on_orphan: Callable[[OrphanedKV], bool] | None = None,
     ) -> None:
-        self.endpoint = endpoint
+        super().__init__(endpoint)
         self.state = LinkState.CONNECTING
-        self.card: Card | None = None
-        self.load = Load("")
-        self.status = Status()  # what Admins have made of it
-        self._awaits_status = False  # which follows the card
-        self.is_outdated = False  # others have newer weights
-        self.prefixes = Prefixes()  # what its engine may have cached
-        self.num_open_at_load = 0  # requests of this frontend when it came
-        self._num_tokens_at_load = 0  # of their prompts
-        self.is_leaving = False  # has left the list; what it runs may end
         self.reason = ""  # why it is not ready, for the operator
         self.num_protocol_errors = 0
-        self._context = context
-        self._talk = Conversation(*identity)
+        self._channel = Channel(
+            endpoint,
+            context=context,
+            identity=identity,
+            keyring=keyring,
+            timeout_s=heartbeat_timeout_s,
+            listener=self,
+        )
+        self._talk = self._channel.talk
         self._accept = accept
-        self._keyring = keyring
-        self._turn = 0  # which of several keys is the worker's
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_status = on_status
@@ -139,7 +131,6 @@ class Link:
         self._take_metrics: Callable[[str], None] | None = None
         self._watchers: dict[Callable[[str], None], None] = {}
         self._loop = asyncio.get_running_loop()
-        self._timeout_s = heartbeat_timeout_s
         self._vigil = Vigil(
             self._open,
             self._loop.time(),
@@ -147,39 +138,14 @@ class Link:
             stall_timeout_s=stall_timeout_s,
             first_token_timeout_s=first_token_timeout_s,
         )
-        self._dealer: Dealer | None = None
         self._connect()
 
     # --- what others use -----------------------------------------------------------
 
     @property
-    def worker_id(self) -> str:
-        """The worker's own name, or its address while that is unknown."""
-        return self.card.worker_id if self.card is not None else self.endpoint
-
-    @property
-    def weight_version(self) -> str | None:
-        """What the worker calls its weights; None while it is unknown."""
-        return self.status.weight_version if self.card is not None else None
-
-    @property
     def is_ready(self) -> bool:
         """Whether it is connected, and this frontend knows its card and Status."""
-        return self.state is LinkState.READY and not self._awaits_status
-
-    @property
-    def stands(self) -> bool:
-        """Whether its engine makes no steps, on purpose."""
-        return self.status.paused or bool(self.status.busy)
-
-    def update_of(self, lora: str) -> int | None:
-        """Return which update a request's weights would be of; None: of none here."""
-        return update_of(self.status, lora)
-
-    @property
-    def captures(self) -> bool:
-        """Whether the worker saves hidden states."""
-        return self.card is not None and CAPTURE in self.card.capabilities
+        return self.state is LinkState.READY and not self.awaits_status
 
     @property
     def num_open(self) -> int:
@@ -193,18 +159,14 @@ class Link:
         The worker's own count includes other frontends' but is up to a second old: what
         of it was this frontend's is known as it is now.
         """
-        num_others = self.load.num_waiting_tokens - self._num_tokens_at_load
-        return self._open.num_prompt_tokens + max(0, num_others)
+        return self._open.num_prompt_tokens + self.num_others_tokens
 
     @property
     def usable(self) -> bool:
         """Whether a request may be sent here."""
         return (
             self.is_ready
-            and not self.is_leaving
-            and not self.load.draining
-            and not self.is_outdated
-            and not self.status.fault
+            and not self.objection
             and not self._vigil.is_suspect(self._loop.time())
         )
 
@@ -215,20 +177,9 @@ class Link:
             return ""
         if self.state is not LinkState.READY:
             return self.reason or self.state.value
-        if self._awaits_status:
+        if self.awaits_status:
             return "waiting for what its Status is"
-        if self.is_leaving:
-            return "has left the list"
-        if self.load.draining:
-            return "is stopping"
-        if self.status.fault:
-            return f"serves nobody: {self.status.fault}"
-        if self.is_outdated:
-            return (
-                f"has the weights {self.status.weight_version!r}, which are older than "
-                "others': update the weights again"
-            )
-        return f"has stalled within the last {SUSPECT_S:.0f} s"
+        return self.objection or f"has stalled within the last {SUSPECT_S:.0f} s"
 
     def submit(self, message: Submit, reply: Reply) -> None:
         """Send a request; *reply* hears of its end exactly once.
@@ -243,7 +194,7 @@ class Link:
         self._vigil.opened(self._loop.time())
         self._open.add(message, reply)
         try:
-            sent = self._send(message)
+            sent = self._channel.send(message)
         except ProtocolError:
             self._open.forget(message.request_id)
             raise
@@ -255,11 +206,11 @@ class Link:
     def cancel(self, request_id: str) -> None:
         """Ask for a request's end; it still comes to its reply."""
         if request_id in self._open:
-            self._send(Cancel(request_id))
+            self._channel.send(Cancel(request_id))
 
     def release_kv(self, message: ReleaseKV) -> bool:
         """Pass a release on; returns whether it was sent."""
-        return self.state is LinkState.READY and self._send(message)
+        return self.state is LinkState.READY and self._channel.send(message)
 
     def scrape(self, take: Callable[[str], None]) -> bool:
         """Ask what the engine measures; return whether that was sent.
@@ -267,25 +218,25 @@ class Link:
         Args:
             take: Called with the text, once, if it comes; replaced by the next call.
         """
-        if self.state is not LinkState.READY or self.card is None:
+        if self.state is not LinkState.READY:
             return False
         self._take_metrics = take
-        return METRICS in self.card.capabilities and self._send(ScrapeMetrics())
+        return self.can(METRICS) and self._channel.send(ScrapeMetrics())
 
     def discard(self, hidden_states_path: str) -> None:
         """Have a file deleted that no client will hear of."""
         if self.captures and self.state is LinkState.READY:
-            self._send(Discard(hidden_states_path))
+            self._channel.send(Discard(hidden_states_path))
 
     def administer(self, message: Admin) -> asyncio.Future[AdminDone]:
         """Send an admin call; the future brings its end, also if the worker is lost."""
         future = self._errands.add(message.request_id)
-        if self.card is None or ADMIN not in self.card.capabilities:
+        if not self.can(ADMIN):
             text = "it is of an older release, without an admin plane"
             self._errands.end(message.request_id, text, "unsupported")
             return future
         try:
-            sent = self.state is LinkState.READY and self._send(message)
+            sent = self.state is LinkState.READY and self._channel.send(message)
         except ProtocolError as error:
             self._errands.end(message.request_id, str(error), "invalid")
             return future
@@ -334,16 +285,16 @@ class Link:
         """Beat, and give the worker up, or requests there, if it is time."""
         vigil = self._vigil
         if vigil.silence(now):
-            self._read()  # what came while this process was busy
+            self._channel.read()  # what came while this process was busy
         reason = vigil.silence(now) or vigil.stall(now)
         if reason is not None:
             self._reset(reason)
             return
         if vigil.beat_due(now):
-            self._send(Ping(self._talk.hello.incarnation))
+            self._channel.send(Ping(self._talk.hello.incarnation))
         text, stuck = vigil.take_stuck(now)
         for request_id, reply in stuck.items():
-            self._send(Cancel(request_id))
+            self._channel.send(Cancel(request_id))
             reply.lost(f"worker {self.worker_id} brought {text}")
 
     def close(self, reason: str) -> None:
@@ -351,8 +302,8 @@ class Link:
         if self.state is LinkState.CLOSED:
             return
         if self.state is LinkState.READY:
-            self._send(Bye(reason))
-        self._drop_socket()
+            self._channel.send(Bye(reason))
+        self._channel.close()
         self._lose(LinkState.CLOSED, reason)
 
     # --- the socket ----------------------------------------------------------------
@@ -368,9 +319,8 @@ class Link:
 
     def handshake_failed(self, reason: str) -> None:
         """Try again in a while, with the next key if there are several."""
-        self._turn += 1
-        self._talk.broke()
-        self._drop_socket()
+        self._channel.num_keys_tried += 1
+        self._channel.close()
         self._refuse(reason, HANDSHAKE_AGAIN_S)
 
     def received(self, data: bytes) -> None:
@@ -393,24 +343,10 @@ class Link:
             self._begin_anew(str(error))
 
     def _connect(self) -> None:
-        frontend_id = self._talk.hello.frontend_id
         try:
-            self._dealer = Dealer(
-                self.endpoint,
-                context=self._context,
-                # A new one each time: a ROUTER ignores a second peer with a known one.
-                identity=f"{frontend_id}:{secrets.token_hex(4)}".encode(),
-                curve=self._keyring.curve_for(self.endpoint, self._turn),
-                timeout_s=self._timeout_s,
-                listener=self,
-            )
+            self._channel.open()
         except Incompatible as error:
             self._refuse(str(error))
-
-    def _drop_socket(self) -> None:
-        dealer, self._dealer = self._dealer, None
-        if dealer is not None:
-            dealer.close()
 
     def _begin_anew(self, reason: str) -> None:
         """Reset for what the worker has sent: at once, or in a while if it goes on so."""
@@ -429,30 +365,16 @@ class Link:
     def _hang_up(self, reason: str) -> None:
         if self.state is LinkState.READY:
             # If it is heard, what is open there ends at once.
-            self._send(Bye(reason[:MAX_ERROR_CHARS]))
-        self._talk.broke()
-        self._drop_socket()
+            self._channel.send(Bye(reason[:MAX_ERROR_CHARS]))
+        self._channel.close()
         self._lose(LinkState.CONNECTING, reason)
-
-    def _send(self, message: FromFrontend) -> bool:
-        if self._dealer is None:
-            return False
-        outgoing = self._talk.outgoing
-        if not self._dealer.send(encode(outgoing.numbered(message))):
-            return False
-        outgoing.sent(message)
-        return True
-
-    def _read(self) -> None:
-        if self._dealer is not None:
-            self._dealer.read()
 
     # --- messages ------------------------------------------------------------------
 
     def _say_hello(self) -> None:
         now = self._loop.time()
         self._talk.be_quiet(now)
-        if self._send(self._talk.hello):
+        if self._channel.send(self._talk.hello):
             self._vigil.begin(now)
             self._talk.said_hello()
             self._set_state(LinkState.HELLO, "waiting for the worker's card")
@@ -509,27 +431,19 @@ class Link:
             self._settle(orphan.request_id)
 
     def _settle(self, request_id: str) -> None:
-        if self.card is not None and ORPHANED_KV in self.card.capabilities:
-            self._send(Settled(request_id))
+        if self.can(ORPHANED_KV):
+            self._channel.send(Settled(request_id))
 
     def _take_card(self, card: Card) -> None:
         self._talk.got_card()
         try:
             self._accept(card)
         except Incompatible as error:
-            self._send(Bye(str(error)[:MAX_ERROR_CHARS]))  # for its log, too
+            self._channel.send(Bye(str(error)[:MAX_ERROR_CHARS]))  # for its log, too
             self._refuse(str(error))
             return
-        known, self.card = self.card, card
-        self.load = Load(card.incarnation)
-        # A blank Status would take its adapters away, and its pause, for a moment.
-        self._awaits_status = STATUS in card.capabilities
-        if known is None or known.incarnation != card.incarnation:
-            self.status = Status(card.weight_version)
+        self.told_card(card)
         self._vigil.stands = False
-        room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
-        self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
-        self.num_open_at_load = self._num_tokens_at_load = 0
         self._set_state(LinkState.READY, "")
         _log.info(
             "worker %s (%s, %s %s) is ready at %s",
@@ -539,7 +453,7 @@ class Link:
             card.engine_version,
             self.endpoint,
         )
-        if not self._awaits_status:
+        if not self.awaits_status:
             self._take_status(Status(card.weight_version))
             self._tell_ready()
 
@@ -548,10 +462,8 @@ class Link:
             self._on_ready()
 
     def _take_status(self, status: Status) -> None:
-        is_first, self._awaits_status = self._awaits_status, False
-        if status.cache_epoch != self.status.cache_epoch:
-            self.prefixes.forget()
-        self.status = status
+        is_first = self.awaits_status
+        self.told_status(status)
         self._vigil.look(self._loop.time())  # how long it has stood so far
         self._vigil.stands = self.stands
         if self._on_status is not None:
@@ -565,9 +477,7 @@ class Link:
             return
         self._vigil.load(load, self._loop.time())
         drains = load.draining and not self.load.draining
-        self.load = load
-        self.num_open_at_load = len(self._open)
-        self._num_tokens_at_load = self._open.num_prompt_tokens
+        self.told_load(load, len(self._open), self._open.num_prompt_tokens)
         if drains and self._on_status is not None:
             self._on_status()  # whether it stands concerns nobody any more
 

@@ -216,7 +216,7 @@ async def test_an_unlisted_frontend_is_refused_until_it_is_listed(
         pooled(keys.of_frontend, worker.link.endpoint) as pool,
     ):
         link = only(pool)
-        await eventually(lambda: link._turn >= 3)  # pyright: ignore[reportPrivateUsage]
+        await eventually(lambda: link._channel.num_keys_tried >= 3)  # pyright: ignore[reportPrivateUsage]
         assert link.state is LinkState.REFUSED
         assert f"does not allow this frontend's key {own}..." in link.reason
         said = [text for text in caplog.messages if own in text]
@@ -333,7 +333,7 @@ async def test_nobody_comes_in_when_nobody_answers_for_them(
         assert zap is not None
         zap.unbind("inproc://zeromq.zap.01")
         async with pooled(keys.of_frontend, worker.link.endpoint) as pool:
-            await eventually(lambda: only(pool)._turn >= 3)  # pyright: ignore[reportPrivateUsage]
+            await eventually(lambda: only(pool)._channel.num_keys_tried >= 3)  # pyright: ignore[reportPrivateUsage]
             assert only(pool).state is LinkState.REFUSED
 
 

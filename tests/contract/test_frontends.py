@@ -68,7 +68,7 @@ def num_frontends(worker: SimWorker) -> int:
 def cut(pool: Pool) -> None:
     """Take a frontend off the network, as SIGKILL does: nothing more is said."""
     for link in pool.links:
-        link._drop_socket()  # pyright: ignore[reportPrivateUsage]
+        link._channel.close()  # pyright: ignore[reportPrivateUsage]
         link.tick = lambda: None  # type: ignore[method-assign]
 
 

@@ -1,0 +1,110 @@
+"""One worker as it has described itself: its Card, its Loads, its Status; no I/O."""
+
+from __future__ import annotations
+
+from tokenwire.protocol.admin import update_of
+from tokenwire.protocol.messages import CAPTURE, STATUS, Card, Load, Status
+
+from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
+
+__all__ = ["Peer"]
+
+
+class Peer:
+    """What is known of the worker at *endpoint*.
+
+    Args:
+        endpoint: Where it listens, ``tcp://host:port``.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.card: Card | None = None
+        self.load = Load("")
+        self.status = Status()  # what Admins have made of it
+        self.awaits_status = False  # which follows the card
+        self.is_outdated = False  # others have newer weights
+        self.is_leaving = False  # has left the list; what it runs may end
+        self.prefixes = Prefixes()  # what its engine may have cached
+        self.num_open_at_load = 0  # requests of this frontend when it came
+        self._num_tokens_at_load = 0  # of their prompts
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's own name, or its address while that is unknown."""
+        return self.card.worker_id if self.card is not None else self.endpoint
+
+    @property
+    def weight_version(self) -> str | None:
+        """What the worker calls its weights; None while it is unknown."""
+        return self.status.weight_version if self.card is not None else None
+
+    @property
+    def stands(self) -> bool:
+        """Whether its engine makes no steps, on purpose."""
+        return self.status.paused or bool(self.status.busy)
+
+    @property
+    def objection(self) -> str:
+        """Why it should get nothing new, for the operator; empty: nothing is known."""
+        if self.is_leaving:
+            return "has left the list"
+        if self.load.draining:
+            return "is stopping"
+        if self.status.fault:
+            return f"serves nobody: {self.status.fault}"
+        if self.is_outdated:
+            return (
+                f"has the weights {self.status.weight_version!r}, which are older than "
+                "others': update the weights again"
+            )
+        return ""
+
+    @property
+    def captures(self) -> bool:
+        """Whether the worker saves hidden states."""
+        return self.can(CAPTURE)
+
+    @property
+    def num_others_tokens(self) -> int:
+        """Prompt tokens of other frontends that waited there when its Load came."""
+        return max(0, self.load.num_waiting_tokens - self._num_tokens_at_load)
+
+    def can(self, capability: str) -> bool:
+        """Return whether its card names *capability*."""
+        return self.card is not None and capability in self.card.capabilities
+
+    def update_of(self, lora: str) -> int | None:
+        """Return which update a request's weights would be of; None: of none here."""
+        return update_of(self.status, lora)
+
+    def told_card(self, card: Card) -> None:
+        """Take a card, with which all else begins anew."""
+        known, self.card = self.card, card
+        self.load = Load(card.incarnation)
+        # A blank Status would take its adapters away, and its pause, for a moment.
+        self.awaits_status = STATUS in card.capabilities
+        if known is None or known.incarnation != card.incarnation:
+            self.status = Status(card.weight_version)
+        room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
+        self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
+        self.num_open_at_load = self._num_tokens_at_load = 0
+
+    def told_status(self, status: Status) -> None:
+        """Take a Status."""
+        self.awaits_status = False
+        if status.cache_epoch != self.status.cache_epoch:
+            self.prefixes.forget()
+        self.status = status
+
+    def told_load(self, load: Load, num_open: int, num_prompt_tokens: int) -> None:
+        """Take a Load.
+
+        Args:
+            load: Of the card's incarnation.
+            num_open: Requests of this frontend there.
+            num_prompt_tokens: Of those that have no token yet.
+        """
+        self.load = load
+        self.num_open_at_load = num_open
+        self._num_tokens_at_load = num_prompt_tokens
