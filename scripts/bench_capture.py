@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from ports import free_port
 
 from tokenwire.worker.capture_files import new_name
 
@@ -54,13 +55,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENWIRE_WORKER_WAIT_S": "300",
 }
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def tokenwire(model: str, port: int, folder: Path) -> list[str]:

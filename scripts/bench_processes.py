@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ import urllib.request
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+
+from ports import free_port
 
 __all__ = ["MODEL_NAME", "Stack", "cpu_s", "floor", "rss_mib", "stack"]
 
@@ -126,13 +127,6 @@ def importable(checkout: Path, folder: Path) -> Path:
         for name in ("frontend", "protocol", "worker"):
             (package / name).symlink_to(checkout.resolve() / name)
     return source
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:

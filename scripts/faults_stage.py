@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from bench_processes import free_port
 from faults_parts import TOPOLOGIES, Case
 from faults_proxy import Proxy, Watcher
+from ports import free_port
 
 from support.stack import BOUNDS, SimWorker, Stack, frontend
 from tokenwire.frontend.link import LinkState

@@ -29,13 +29,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from api_document import ApiDocument
-from bench_processes import free_port, is_ready, rss_mib, wait_for
+from bench_processes import is_ready, rss_mib, wait_for
 from fuzz_bodies import MODEL_NAME
 from fuzz_cases import cases
 from fuzz_checks import answer_faults, fetch, leaks, plain_tokens, reproduction
 from fuzz_http import DEADLINE_S, Answer, Case, send
 from hypothesis import HealthCheck, Phase, given, seed as seeded, settings
 from hypothesis.errors import HypothesisWarning
+from ports import free_port
 
 __all__ = ["Findings", "check_end", "fuzz_cases", "fuzz_schema"]
 

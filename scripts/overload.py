@@ -22,8 +22,9 @@ import tempfile
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from bench_processes import MODEL_NAME, free_port, is_ready, running, wait_for
+from bench_processes import MODEL_NAME, is_ready, running, wait_for
 from overload_load import OUTPUT_TOKENS, Outcome, Tenant, load, percentile
+from ports import free_port
 from table import write as write_table
 
 NUM_WORKERS = 2

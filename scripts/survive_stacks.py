@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
 from survive_processes import TokenwireStack, below, read, signal_part, vllm_counts
 from survive_scenarios import Stack, until
 
@@ -46,19 +46,6 @@ ENGINE = (
     *("--max-num-batched-tokens", "256"),
 )
 ENGINE_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-
-
-_ports = iter(range(20_000, 30_000))  # below what Linux gives to connections
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, nor any connection is given by chance."""
-    for port in _ports:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    msg = "no port is free"
-    raise OSError(msg)
 
 
 class Fleet(ABC):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
+from ports import free_port
 
-from support.up import free_port
 from support.vllm_engine import (
     PROMPTS,
     REFERENCE_TOKENS,

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
+
 from support.awake import Awake
 
-__all__ = ["Up", "alive", "children", "free_port", "until", "up"]
+__all__ = ["Up", "alive", "children", "until", "up"]
 
 LOOK_S = 0.05
 
@@ -108,15 +110,6 @@ class Up:
         pid = self.pid(name)
         os.kill(pid, number)
         return pid
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
