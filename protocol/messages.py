@@ -207,6 +207,11 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     # On Leg.DECODE: of which weights the KV is, as Status counts them. A worker that
     # has others refuses the request (``ErrorKind.HANDOVER``).
     handover_update: int | None = None
+    # Of ``token_ids``, the last so many are output that this sequence has already had:
+    # it goes on behind them as if it had never stopped. ``sampling`` is then the whole
+    # request's (its original max_tokens and min_tokens, not what is left of them), and
+    # the answers count the new ids alone. Only to workers with ``Card.exactness``.
+    num_prior: int = 0
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
@@ -331,6 +336,10 @@ class Card(msgspec.Struct, tag="card", frozen=True, omit_defaults=True):
     # hand-over, ascending.
     hidden_state_layers: list[int] = []
     world_size: int = 1  # devices of its engine, of all ranks
+    # How a sequence goes on here behind output of another worker (``Submit.num_prior``).
+    # "": it does not, prompt and output are a plain prompt to it. "same_rng": with the
+    # same draws, penalties and grammar. "bitwise": also with the very same numbers.
+    exactness: str = ""
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
@@ -352,10 +361,10 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     """New tokens of one request."""
 
     request_id: str
-    index: int  # absolute index of the first id among this request's output
+    index: int  # of the first id among what this Submit brings
     token_ids: bytes  # (num_new_tokens,) packed
     logprobs: Logprobs | None = None
-    num_cached_tokens: int = 0  # of the prompt; with the first token alone
+    num_cached_tokens: int = 0  # of Submit's ids; with the first token alone
 
 
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -364,8 +373,8 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
     reason: FinishReason
     num_output_tokens: int  # as many ids as Tokens carried
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_prompt_tokens: int = 0  # without ``Submit.num_prior``
+    num_cached_tokens: int = 0  # of Submit's ids, with them
     stop_reason: int | str | None = None  # the stop token that matched, or BY_PAUSE
     error_kind: ErrorKind | None = None
     error: str = ""

@@ -83,7 +83,9 @@ class Admission:
 
     def _misfit(self, submit: Submit) -> Refusal | None:
         card = self._card
-        num_prompt = len(submit.token_ids) // TOKEN_BYTES
+        num_ids = len(submit.token_ids) // TOKEN_BYTES
+        num_prior = submit.num_prior
+        num_prompt = num_ids - num_prior
         max_tokens = submit.sampling.max_tokens
         if submit.leg not in _LEGS[card.role]:
             error = f"a {card.role.value} worker runs no {submit.leg.value} leg"
@@ -91,13 +93,15 @@ class Admission:
         if submit.leg is Leg.DECODE and submit.handover is None:
             error = "a decode leg without the hand-over of its prefill leg"
             return Refusal(ErrorKind.HANDOVER, error)
-        if not num_prompt:
+        if not num_ids:
             return Refusal(ErrorKind.INVALID, "The prompt is empty")
         if max_tokens < 1:
             error = f"max_tokens must be at least 1, got {max_tokens}"
             return Refusal(ErrorKind.INVALID, error)
+        if error := self._wrong_prior(submit, num_prompt):
+            return Refusal(ErrorKind.INVALID, error)
         if submit.leg is Leg.PREFILL:
-            max_tokens = 1  # whatever the whole request may have
+            max_tokens = num_prior + 1  # whatever the whole request may have
         total = num_prompt + max_tokens
         if total > card.max_model_len:
             error = (
@@ -107,6 +111,21 @@ class Admission:
             )
             return Refusal(ErrorKind.INVALID, error)
         return None
+
+    def _wrong_prior(self, submit: Submit, num_prompt: int) -> str:
+        """Return why the output before this Submit cannot be that; empty: it can."""
+        num_prior = submit.num_prior
+        if not num_prior:
+            return ""
+        if num_prior < 0 or num_prompt < 1:
+            num_ids = num_prompt + num_prior
+            return f"num_prior is {num_prior} of {num_ids} ids: a prompt must be left"
+        if submit.sampling.max_tokens <= num_prior:
+            max_tokens = submit.sampling.max_tokens
+            return f"{num_prior} of {max_tokens} output tokens (max_tokens) are there"
+        if not self._card.exactness:
+            return f"worker {self._card.worker_id} goes on behind no earlier output"
+        return ""
 
     def _no_room(self, submit: Submit) -> Refusal | None:
         who = f"worker {self._card.worker_id}"

@@ -204,6 +204,7 @@ class Worker:
             weight_version=config.weight_version,
             hidden_state_layers=list(config.capture.layers) if config.capture else [],
             world_size=info.world_size,
+            exactness=info.exactness,
         )
 
     def _announce(self, endpoint: str) -> None:

@@ -5,6 +5,9 @@ Laws, kept by every engine and tested on each by the same contract tests:
   also after ``abort`` and when the engine dies.
 - Outputs of one request come in order; nothing follows its end.
 - ``submit`` and ``abort`` never block the event loop.
+- A request with ``num_prior`` brings the ids that one would have brought which was never
+  cut, behind those that it names, and none of these again; as ``EngineInfo.exactness``
+  says. An engine without exactness is given none.
 - After ``administer`` returns, exactly one call of ``done`` comes. Tokens of old weights
   have reached the sink before it, and those of new weights come after it.
 """
@@ -44,7 +47,7 @@ class EngineRequest:
     """One sequence to run."""
 
     request_id: str  # ours, unique within the engine
-    token_ids: list[int]  # (num_prompt_tokens,)
+    token_ids: list[int]  # (num_prompt_tokens + num_prior,)
     sampling: Sampling
     leg: Leg = Leg.FULL
     handover: JsonObject | None = None  # a prefill leg's, for Leg.DECODE
@@ -55,6 +58,20 @@ class EngineRequest:
     reasoning_parser_kwargs: JsonObject | None = None
     capture_tokens: int = 0  # of the prompt, whose hidden states are saved
     lora: str = ""  # a loaded adapter; empty: the model itself
+    # Of ``token_ids``, the last ones: output that the sequence has had. See ``Submit``.
+    num_prior: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The length of the prompt alone."""
+        return len(self.token_ids) - self.num_prior
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt alone; the ids themselves where that is all of them."""
+        if not self.num_prior:
+            return self.token_ids
+        return self.token_ids[: self.num_prompt_tokens]
 
 
 @dataclass(slots=True)  # not frozen: one per token, and frozen ones cost 4x to make
@@ -64,7 +81,7 @@ class EngineTokens:
     request_id: str
     token_ids: list[int]  # (num_new_tokens,)
     logprobs: Logprobs | None = None
-    num_cached_tokens: int = 0  # of the prompt; with the first token alone
+    num_cached_tokens: int = 0  # of the request's ids; with the first token alone
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,8 +90,8 @@ class EngineFinished:
 
     request_id: str
     reason: FinishReason
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_prompt_tokens: int = 0  # without output that it had before
+    num_cached_tokens: int = 0  # of the request's ids, with that output
     stop_reason: int | str | None = None
     error_kind: ErrorKind | None = None
     error: str = ""
@@ -103,6 +120,7 @@ class EngineInfo:
     connector: str = ""
     connector_compatibility: str = ""
     world_size: int = 1  # devices, of all ranks
+    exactness: str = ""  # of requests with ``num_prior``; see ``Card``
 
 
 @dataclass(slots=True, frozen=True)

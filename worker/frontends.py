@@ -83,12 +83,13 @@ class Request:
         self.exchange = Exchange()
         self.is_evicted = False  # cancelled by the worker, which leaves
         self.ended_by: EndedBy | None = None  # an Admin, for this reason
-        self.num_queued_tokens = self.num_prompt_tokens  # 0 from the first token on
+        # To be computed before the first token, and 0 from it on.
+        self.num_queued_tokens = len(submit.token_ids) // TOKEN_BYTES
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The prompt's length, as submitted."""
-        return len(self.submit.token_ids) // TOKEN_BYTES
+        """The prompt's length, without output that the sequence had before."""
+        return len(self.submit.token_ids) // TOKEN_BYTES - self.submit.num_prior
 
     def _stop_reason(
         self, reason: FinishReason, of_engine: int | str | None

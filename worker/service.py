@@ -236,6 +236,7 @@ class Service:
                 reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
                 capture_tokens=submit.capture_tokens,
                 lora=submit.lora,
+                num_prior=submit.num_prior,
             )
         )
 
@@ -255,14 +256,18 @@ class Service:
 
     def _refuse(self, frontend: Frontend, submit: Submit, refusal: Refusal) -> None:
         """Answer a Submit that never becomes a request."""
+        num_prompt = len(submit.token_ids) // TOKEN_BYTES
+        if 0 <= submit.num_prior <= num_prompt:
+            num_prompt -= submit.num_prior
+        prompt = submit.token_ids[: num_prompt * TOKEN_BYTES]
         end = Finished(
             request_id=submit.request_id,
             reason=FinishReason.ERROR,
             num_output_tokens=0,
-            num_prompt_tokens=len(submit.token_ids) // TOKEN_BYTES,
+            num_prompt_tokens=num_prompt,
             error_kind=refusal.kind,
             error=refusal.error,
-            prompt_token_ids=submit.token_ids if submit.echo_prompt else None,
+            prompt_token_ids=prompt if submit.echo_prompt else None,
         )
         self._metrics.failed(refusal.kind)
         self._delivery.finished(frontend, end)

@@ -103,6 +103,7 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
     "submit_lora": Submit(
         "r1", pack_ids([1]), Sampling(1), lora="adapter", handover_update=7
     ),
+    "submit_resumed": Submit("r1", pack_ids([1, 2, 3]), Sampling(16), num_prior=2),
     "cancel": Cancel("r1"),
     "cancel_numbered": Cancel("r1", seq=2),
     "release_kv": ReleaseKV("r1", {"remote_engine_id": "e"}),
@@ -195,6 +196,9 @@ FROM_WORKER: dict[str, FromWorker] = {
     ),
     "card_of_four": Card(
         1, "w", "beef", Role.DECODE, "m", 1, 1, 1, "sim", "1", world_size=4
+    ),
+    "card_exact": Card(
+        1, "w", "beef", Role.DECODE, "m", 1, 1, 1, "sim", "1", exactness="same_rng"
     ),
     "status_first": Status(),
     "status_full": Status(

@@ -97,6 +97,7 @@ class Desk:
         max_requests: int = 100,
         max_queued_tokens: int = 1000,
         captures: Captures | None = None,
+        exactness: str = "",
     ) -> None:
         self.engine = FakeEngine()
         self.sender = RecordingSender()
@@ -113,6 +114,7 @@ class Desk:
             block_size=16,
             engine="sim",
             engine_version="1",
+            exactness=exactness,
         )
         self.service = Service(
             card=self.card,
@@ -345,6 +347,64 @@ def test_a_role_runs_what_it_can(role: Role, leg: Leg) -> None:
     size = 99 if leg is Leg.PREFILL else 92
     desk.say(A, submit(size=size, leg=leg))
     assert len(desk.engine.submitted) == 1
+
+
+@pytest.mark.parametrize("leg", [Leg.FULL, Leg.PREFILL])
+def test_output_that_a_sequence_has_had_is_not_its_prompt(leg: Leg) -> None:
+    """The engine hears how much of the ids it is; the context holds it but once."""
+    desk = Desk(A, role=Role.PREFILL, exactness="same_rng")
+    full = msgspec.structs.replace(
+        submit(size=97, leg=leg, max_tokens=8, echo_prompt=True), num_prior=5
+    )
+    desk.say(A, full)
+    (request,) = desk.engine.submitted
+    assert (request.num_prior, request.num_prompt_tokens) == (5, 92)
+    assert request.prompt_token_ids == list(range(92))
+    assert desk.service.num_requests == 1
+    desk.tokens((request.request_id, [7]))
+    desk.end(request.request_id)
+    desk.timers.settle()
+    (tokens,), (end,) = desk.sender.items(A)
+    assert (tokens.index, end.num_output_tokens) == (0, 1)
+    desk.say(A, full, Cancel("r"))
+    desk.timers.advance(ABORT_GRACE_S + 1)
+    desk.service.tick()
+    assert desk.ends()[0].num_prompt_tokens == 92
+
+
+@pytest.mark.parametrize(
+    ("exactness", "num_prior", "max_tokens", "text"),
+    [
+        ("same_rng", 3, 8, "a prompt must be left"),
+        ("same_rng", 4, 8, "a prompt must be left"),
+        ("same_rng", -1, 8, "a prompt must be left"),
+        ("same_rng", 2, 2, "2 of 2 output tokens (max_tokens) are there"),
+        ("", 2, 8, "worker w goes on behind no earlier output"),
+    ],
+)
+def test_output_that_cannot_be_a_sequence_s_is_refused(
+    exactness: str, num_prior: int, max_tokens: int, text: str
+) -> None:
+    """A prompt and a token must be left, and the engine must know how."""
+    desk = Desk(A, exactness=exactness)
+    asked = submit(max_tokens=max_tokens, echo_prompt=True)
+    desk.say(A, msgspec.structs.replace(asked, num_prior=num_prior))
+    (end,) = desk.ends()
+    assert (end.error_kind, text in end.error) == (ErrorKind.INVALID, True)
+    size = 3 - num_prior if 0 <= num_prior <= 3 else 3
+    assert (end.num_prompt_tokens, end.prompt_token_ids) == (
+        size,
+        pack_ids(list(range(size))),
+    )
+    assert not desk.engine.submitted
+
+
+def test_output_to_be_computed_again_counts_in_the_queue() -> None:
+    """It costs what a prompt costs."""
+    desk = Desk(A, max_queued_tokens=10, exactness="same_rng")
+    desk.say(A, msgspec.structs.replace(submit("a", size=8), num_prior=7))
+    desk.say(A, submit("b", size=3))
+    assert [end.error_kind for end in desk.ends()] == [ErrorKind.BUSY]
 
 
 def test_an_id_that_is_open_is_not_taken_twice() -> None:
