@@ -245,7 +245,7 @@ def _call(
                 cache_salt=cache_salt,
                 prompt_only=prompt_only,
                 migratable=nvext.migratable is not False,
-                exact=nvext.exactness not in (None, "best_effort"),
+                exactness=(nvext.exactness or "").replace("best_effort", ""),
                 reasoning=reasoning,
                 session_id=request.session_id,
                 capture=selection.kv_transfer_params,

@@ -1,13 +1,16 @@
-"""A sequence that goes on at another worker: what is left to ask for, and how exactly.
+"""A sequence that goes on behind output: what is left to ask for, and how exactly.
 
-The other worker gets the prompt and the output so far as one prompt, P + O. That is
-exact for greedy and for unseeded sampling. What an engine derives from the output
-alone is lost on it: penalties that count output tokens, the draws of a seed, a bad
-word across the cut. A grammar would begin again in the middle, which is no drift but a
-wrong answer.
+A worker whose Card says so goes on exactly: it is told how much of the ids is output, and
+what the whole request asked for. To any other worker the prompt and the output so far
+are one prompt, P + O. That is exact for greedy and for unseeded sampling. What an engine
+derives from the output alone is lost on it: penalties that count output tokens, the draws
+of a seed, a bad word across the cut. A grammar would begin again in the middle, which is
+no drift but a wrong answer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -16,7 +19,14 @@ from tokenwire.protocol.tokens import TOKEN_BYTES
 
 from .job import Job
 
-__all__ = ["can_continue", "drifts", "prompt_rows", "rest"]
+__all__ = ["drifts", "is_plain", "meets", "needed", "obstacle", "prompt_rows", "rest"]
+
+_LEVELS = {"": 0, "same_rng": 1, "bitwise": 2}
+
+
+def meets(offered: str, asked: str) -> bool:
+    """Return whether what a worker offers is as exact as asked, see ``Card``."""
+    return _LEVELS.get(offered, 0) >= _LEVELS[asked]
 
 
 def rest(sampling: Sampling, num_output_tokens: int) -> Sampling:
@@ -31,7 +41,7 @@ def rest(sampling: Sampling, num_output_tokens: int) -> Sampling:
 
 
 def drifts(sampling: Sampling) -> list[str]:
-    """Return the parameters that a continuation cannot honour exactly."""
+    """Return the parameters that P + O as a prompt cannot honour exactly."""
     names = {
         "seed": sampling.seed is not None and sampling.temperature > 0,
         "presence_penalty": sampling.presence_penalty != 0,
@@ -41,16 +51,39 @@ def drifts(sampling: Sampling) -> list[str]:
     return [name for name, used in names.items() if used]
 
 
-def can_continue(job: Job) -> str:
-    """Return why a sequence with output cannot go on elsewhere; empty: it can."""
+def is_plain(sampling: Sampling) -> bool:
+    """Return whether P + O as a prompt gives what the request would have had."""
+    return sampling.structured_output is None and not drifts(sampling)
+
+
+def needed(job: Job) -> str:
+    """Return how exactly a worker must go on with *job*, at least; see ``Card``."""
+    if job.exactness == "bitwise":
+        return "bitwise"
+    sampling = job.sampling
+    if sampling.structured_output is not None or (job.exactness and drifts(sampling)):
+        return "same_rng"
+    return ""
+
+
+def obstacle(job: Job, offered: Callable[[str], bool]) -> str:
+    """Return why a sequence with output cannot go on elsewhere; empty: it can.
+
+    Args:
+        job: Whose it is.
+        offered: Returns whether some worker goes on as exactly.
+    """
     if not job.migratable:
         return "the request asked not to be moved (nvext.migratable)"
+    level = needed(job)
+    if offered(level):
+        return ""
     if job.sampling.structured_output is not None:
-        return "a structured output cannot be continued on another worker"
+        return "no worker can go on with a structured output"
     changed = drifts(job.sampling)
-    if changed and job.exact:
+    if changed:
         return f"its {', '.join(changed)} would drift (nvext.exactness)"
-    return ""
+    return f"no worker goes on {level} (nvext.exactness)"
 
 
 def prompt_rows(logprobs: Logprobs | None, num_prompt_tokens: int) -> Logprobs | None:

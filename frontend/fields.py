@@ -180,8 +180,9 @@ DESCRIPTIONS = {
         "false: never go on at another worker when one fails after the first token."
     ),
     "exactness": (
-        "best_effort (the default): go on elsewhere also where a seed, a penalty or bad "
-        "words may drift by that; same_rng or bitwise: then rather end with an error."
+        "How exactly an output goes on at another worker. best_effort (the default): also "
+        "where a seed, a penalty or bad words may drift by that; same_rng: with the same "
+        "draws; bitwise: with the same numbers; these rather end with an error."
     ),
     # those of tools
     "Tool.type": "Always function.",

@@ -22,8 +22,6 @@ import itertools
 import logging
 import time
 
-import msgspec
-
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
     BY_PAUSE,
@@ -33,22 +31,23 @@ from tokenwire.protocol.messages import (
     JsonObject,
     Leg,
     Role,
-    Submit,
     Tokens,
 )
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 
 from . import legs
-from .continuation import can_continue, drifts, rest
+from .continuation import drifts, is_plain, meets, needed, obstacle
 from .errors import ApiError, from_worker
 from .handover import Handover
 from .job import End, Job, Sink
 from .link import Link
 from .metrics import Metrics
 from .patience import Patience
-from .pool import Pool, Route
+from .pool import Pool
 from .prefixes import Chain
 from .record import Record, discard
+from .router import Needs, Route
+from .submission import counts, submission
 
 __all__ = ["Generation"]
 
@@ -92,7 +91,8 @@ class Generation:
         self._failed_reads = 0  # the same
         self._excluded: frozenset[Link] = frozenset()
         self._chain = Chain(job.cache_salt, job.lora)
-        self._output = bytearray()  # (num_tokens,) packed, for another worker
+        # (num_tokens,) packed, for another worker
+        self._output = bytearray(pack_ids(job.output_token_ids))
         self._paused_at: float | None = None  # when a worker failed under the output
         self._leg: legs.Leg | None = None
         self._handover = Handover(self._read_overdue)
@@ -101,7 +101,7 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        """Ids of the output so far, from whichever workers."""
+        """Ids of the output so far, from whichever workers, and before them."""
         return len(self._output) // TOKEN_BYTES
 
     def start(self) -> None:
@@ -112,22 +112,15 @@ class Generation:
         """
         while True:
             self.attempt += 1
-            packed = self._packed()
-            route = self._pool.route(
-                packed,
-                self._chain,
-                self._excluded,
-                self._job.session_id,
-                self._job.lora,
-                captures=self._wants_capture,
-            )
+            packed, needs = self._packed(), self._needs()
+            route = self._pool.router.route(packed, self._chain, self._excluded, needs)
             self._record.prefill_end = None
             leg: legs.Leg
             prefill = route.prefill
             if prefill is None:
                 leg, kind = legs.OutputLeg(self, route.decode), Leg.FULL
-            elif self._job.sampling.max_tokens - self.num_tokens == 1:
-                # One token needs no decode worker: nothing is handed over.
+            elif self._is_last(prefill, needs):
+                # It needs no decode worker: nothing is handed over.
                 route = Route(decode=prefill, prefill=prefill)
                 leg, kind = legs.OutputLeg(self, prefill), Leg.FULL
             else:
@@ -192,7 +185,8 @@ class Generation:
             return
         self._record.prefilled(leg.link, end, is_prompt_alone=not self._output)
         token_ids = unpack_ids(first.token_ids) if first is not None else []
-        if token_ids and self._job.repeatable and end.reason is FinishReason.STOP:
+        is_last = end.reason is FinishReason.STOP
+        if token_ids and is_last and counts(self._job, leg.link, self.num_tokens):
             self._release(leg, end)
             self._sink = None
             self._note_weights(leg)
@@ -208,9 +202,7 @@ class Generation:
                 f"prefill worker {leg.link.worker_id} answered without KV to hand over",
             )
             return
-        link = self._pool.decode_for(
-            leg.link, self._excluded, self._job.session_id, self._job.lora
-        )
+        link = self._pool.router.decode_for(leg.link, self._excluded, self._needs())
         if link is None:
             self._release(leg, end)
             self._record.prefill_end = None
@@ -283,15 +275,15 @@ class Generation:
         if kind is ErrorKind.ENGINE:
             self._failures += 1
         if kind in _RETRIED and self._failures < MAX_ATTEMPTS:
-            obstacle = can_continue(self._job) if self.num_tokens else ""
-            if not obstacle:
+            reason = self._obstacle()
+            if not reason:
                 _log.warning("request %s: goes on elsewhere: %s", self.request_id, text)
                 self._exclude(leg, kind)
                 if self.num_tokens and self._paused_at is None:
                     self._paused_at = time.monotonic()
                 self._go_on(kind, text)
                 return
-            text = f"{text}; it cannot go on elsewhere: {obstacle}"
+            text = f"{text}; it cannot go on elsewhere: {reason}"
         self._fail(kind, text)
 
     def _exclude(self, leg: legs.Leg, kind: ErrorKind) -> None:
@@ -332,7 +324,10 @@ class Generation:
         self._patience.pause()
         if self._paused_at is not None:
             self._record.moved = True
-            self._metrics.migrated(kind, exact=not drifts(self._job.sampling))
+            route = self._record.route
+            is_exact = route is not None and bool(route.decode.exactness)
+            is_exact = is_exact or not drifts(self._job.sampling)
+            self._metrics.migrated(kind, exact=is_exact)
 
     def _worker_is_there(self) -> None:
         """Go on after a wait, also at a worker that failed before: it has come back."""
@@ -391,32 +386,19 @@ class Generation:
         handover: JsonObject | None = None,
         handover_update: int | None = None,
     ) -> None:
-        job = self._job
-        leg.update = leg.link.update_of(job.lora)
-        sampling = rest(job.sampling, self.num_tokens)
-        if kind is Leg.PREFILL and not job.repeatable:
-            # This draw does not count, so it must not end the leg.
-            sampling = msgspec.structs.replace(
-                sampling, ignore_eos=True, stop_token_ids=[], logprobs=None
-            )
-        message = Submit(
+        leg.update = leg.link.update_of(self._job.lora)
+        message = submission(
+            self._job,
             leg.request_id,
+            leg.link,
+            kind,
             packed,
-            sampling,
-            leg=kind,
+            self.num_tokens,
             handover=handover,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            echo_prompt=job.echo_prompt
-            and kind is not Leg.DECODE
-            and not self.num_tokens,
-            reasoning_ended=job.reasoning.ended,
-            reasoning_parser_kwargs=job.reasoning.parser_kwargs,
-            capture_tokens=len(job.prompt_token_ids)
-            if self._wants_capture and kind is not Leg.DECODE and leg.link.captures
-            else 0,
-            lora=job.lora,
             handover_update=handover_update,
+            captures=self._wants_capture
+            and kind is not Leg.DECODE
+            and leg.link.captures,
         )
         try:
             leg.link.submit(message, leg)
@@ -424,6 +406,30 @@ class Generation:
             raise ApiError(413, str(error), param="prompt") from error
         self._leg = leg
         self._decoding = False
+
+    def _needs(self) -> Needs:
+        """Return what its next worker must be able to do."""
+        job, has_output = self._job, bool(self.num_tokens)
+        return Needs(
+            job.session_id,
+            job.lora,
+            captures=self._wants_capture,
+            exactness=needed(job) if has_output else "",
+            prefers_exact=has_output and not is_plain(job.sampling),
+        )
+
+    def _is_last(self, link: Link, needs: Needs) -> bool:
+        """Return whether *link*'s worker can bring the one token that is left."""
+        if self._job.sampling.max_tokens - self.num_tokens != 1:
+            return False
+        fits = bool(link.exactness) or not needs.prefers_exact
+        return fits and meets(link.exactness, needs.exactness)
+
+    def _obstacle(self) -> str:
+        """Return why it cannot go on at another worker; empty: it can."""
+        if not self.num_tokens:
+            return ""
+        return obstacle(self._job, self._pool.offers)
 
     def _remember(self, link: Link) -> None:
         """Note that *link*'s worker has the sequence in its cache now."""

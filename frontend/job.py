@@ -31,11 +31,13 @@ class Job:
     cache_salt: str | None = None
     prompt_only: bool = False  # what is generated is not wanted
     migratable: bool = True  # may go on at another worker
-    exact: bool = False  # only if nothing drifts by that
+    exactness: str = ""  # only as exactly, see ``Card``; empty: as may be
     reasoning: Reasoning = Reasoning()
     session_id: str | None = None  # whose workers are preferred, see ``affinity``
     capture: bool = False  # the client can see where hidden states are saved
     lora: str = ""  # name of the adapter; empty: the model itself
+    output_token_ids: list[int] = field(default_factory=list[int])
+    """What it has had before: it goes on behind them, (num_output_tokens,)."""
 
     @property
     def repeatable(self) -> bool:

@@ -66,6 +66,11 @@ class Peer:
         return self.can(CAPTURE)
 
     @property
+    def exactness(self) -> str:
+        """How output goes on there, see ``Card``; empty: as a plain prompt."""
+        return self.card.exactness if self.card is not None else ""
+
+    @property
     def num_others_tokens(self) -> int:
         """Prompt tokens of other frontends that waited there when its Load came."""
         return max(0, self.load.num_waiting_tokens - self._num_tokens_at_load)

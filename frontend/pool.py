@@ -12,22 +12,21 @@ from functools import partial
 import msgspec
 
 from tokenwire.protocol.errors import Incompatible
-from tokenwire.protocol.handshake import check_card, check_layers, check_pair
+from tokenwire.protocol.handshake import check_card, check_layers
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import Card, JsonObject, OrphanedKV, ReleaseKV, Role
-from tokenwire.protocol.tokens import TOKEN_BYTES
 
-from .affinity import choose, choose_prefill
+from .continuation import meets
 from .dealer import open_context
-from .disaggregation import PrefillPlace, RemotePrefill
+from .disaggregation import RemotePrefill
 from .errors import ApiError, no_such_model, unavailable
 from .keyring import LOOPBACK_ONLY, Keyring
 from .link import TICK_S, Link, LinkState
-from .prefixes import Chain
+from .router import Router
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 from .weights import Weights
 
-__all__ = ["WORKER_WAIT_S", "Instance", "Pool", "Route"]
+__all__ = ["WORKER_WAIT_S", "Instance", "Pool"]
 
 WORKER_WAIT_S = 10.0
 """How long a request that was accepted waits for a worker when all have failed: a
@@ -42,14 +41,6 @@ MAX_UNRELEASED = 4_096
 oldest go first, since their lease is over first."""
 
 _log = logging.getLogger(__name__)
-
-
-class Route(msgspec.Struct, frozen=True):
-    """Where a request goes: through ``prefill`` first, unless there is none."""
-
-    decode: Link  # a decode worker, or an aggregated one
-    prefill: Link | None = None
-    place: PrefillPlace = PrefillPlace.REMOTE
 
 
 class Instance(msgspec.Struct, omit_defaults=True):
@@ -67,6 +58,7 @@ class Instance(msgspec.Struct, omit_defaults=True):
     leaving: bool = False
     num_open: int = 0
     weight_version: str = ""
+    exactness: str = ""
     adapters: list[str] = []
     paused: bool = False
     sleeping: bool = False
@@ -94,7 +86,6 @@ class Pool:
         self.incarnation = secrets.token_hex(4)
         self._tokenizer_sha256 = tokenizer_sha256
         self.wait_s = wait_s
-        self._remote_prefill = remote_prefill or RemotePrefill()
         self._keyring = keyring
         self._stall_timeout_s = stall_timeout_s
         self._first_token_timeout_s = first_token_timeout_s
@@ -107,6 +98,13 @@ class Pool:
         """Which weights count, and the adapters that are served."""
         self.is_paused = False
         """Whether a worker is paused: then nothing new is begun at any of them."""
+        self.router = Router(
+            usable=self.usable,
+            check_adapter=self.check_adapter,
+            no_worker=self.no_worker,
+            weights=self.weights,
+            remote_prefill=remote_prefill or RemotePrefill(),
+        )
 
     @property
     def links(self) -> Iterable[Link]:
@@ -176,6 +174,14 @@ class Pool:
         """Whether a request could be served now."""
         return bool(self.usable(Role.AGGREGATED) or self.usable(Role.DECODE))
 
+    def offers(self, exactness: str) -> bool:
+        """Return whether some worker that is known, if not now, is as exact."""
+        return not exactness or any(
+            meets(link.exactness, exactness)
+            for link in self._links.values()
+            if link.card is not None and link.card.role is not Role.PREFILL
+        )
+
     @property
     def max_model_len(self) -> int | None:
         """The smallest context length in use; None without a worker."""
@@ -185,67 +191,6 @@ class Pool:
             if link.state is LinkState.READY and link.card is not None
         ]
         return min(lengths, default=None)
-
-    def route(
-        self,
-        packed: bytes,
-        chain: Chain,
-        exclude: frozenset[Link],
-        session_id: str | None = None,
-        lora: str = "",
-        *,
-        captures: bool = False,
-    ) -> Route:
-        """Return where to send a request.
-
-        Args:
-            packed: The prompt's ids, (num_tokens,) packed.
-            chain: The same as prefixes; extended here if they are needed.
-            exclude: Who must not get it.
-            session_id: Whose earlier requests' workers are preferred.
-            lora: The adapter that it is for; empty: the model itself.
-            captures: The prompt is to be computed where its hidden states are saved,
-                if that is anywhere.
-
-        Raises:
-            ApiError: 503: no worker can take it; 404: the adapter was unloaded.
-        """
-        if lora:
-            self.check_adapter(lora)
-        num_tokens = len(packed) // TOKEN_BYTES
-        if captures:
-            route = self._capturing(exclude, session_id, lora, num_tokens)
-            if route is not None:
-                return route
-            if exclude and self._capturing(frozenset(), session_id, lora, num_tokens):
-                # Who saves them has failed: an answer without them would hide that.
-                raise self.no_worker()
-        decode = choose(self._fit_for(lora, self._outputs(exclude)), session_id)
-        if decode is None:
-            raise self.no_worker()
-        if decode.card is not None and decode.card.role is Role.AGGREGATED:
-            return Route(decode, place=PrefillPlace.AGGREGATED)
-        prefill = choose_prefill(
-            self._fit_for(
-                lora,
-                [
-                    link
-                    for link in self.usable(Role.PREFILL)
-                    if link not in exclude and _fit(link, decode)
-                ],
-            ),
-            session_id,
-            num_tokens,
-            self._remote_prefill.max_queued_tokens,
-        )
-        chain.extend(packed)
-        place = self._remote_prefill.place(
-            num_tokens=num_tokens,
-            num_cached_tokens=decode.prefixes.num_cached_tokens(chain),
-            num_queued_tokens=None if prefill is None else prefill.num_queued_tokens,
-        )
-        is_remote = place is PrefillPlace.REMOTE
-        return Route(decode, prefill if is_remote else None, place)
 
     def check_adapter(self, lora: str) -> None:
         """Refuse an adapter that nobody has.
@@ -260,70 +205,6 @@ class Pool:
             if is_away and link.update_of(lora) is not None:
                 raise self.no_worker()
         raise no_such_model(lora, [self.model, *self.weights.adapters])
-
-    def _capturing(
-        self,
-        exclude: frozenset[Link],
-        session_id: str | None,
-        lora: str,
-        num_tokens: int,
-    ) -> Route | None:
-        """Return a route by which the prompt's hidden states are saved, if any."""
-        outputs = [link for link in self._outputs(exclude) if link.captures]
-        decode = choose(self._fit_for(lora, outputs), session_id)
-        if decode is not None:
-            return Route(decode, place=PrefillPlace.AGGREGATED)
-        decoders = self._fit_for(
-            lora, [one for one in self.usable(Role.DECODE) if one not in exclude]
-        )
-        prefill = choose_prefill(
-            self._fit_for(
-                lora,
-                [
-                    link
-                    for link in self.usable(Role.PREFILL)
-                    if link not in exclude
-                    and link.captures
-                    and any(_fit(link, one) for one in decoders)
-                ],
-            ),
-            session_id,
-            num_tokens,
-            self._remote_prefill.max_queued_tokens,
-        )
-        if prefill is None:
-            return None
-        fitting = [one for one in decoders if _fit(prefill, one)]
-        decode = choose(fitting, session_id)
-        return None if decode is None else Route(decode, prefill)
-
-    def decode_for(
-        self,
-        prefill: Link,
-        exclude: frozenset[Link],
-        session_id: str | None = None,
-        lora: str = "",
-    ) -> Link | None:
-        """Return who goes on with what *prefill* has computed; None: nobody can.
-
-        Asked when the prefill leg has ended: what was the least busy worker when it
-        began has got other hand-overs since.
-        """
-        decoders = self.usable(Role.DECODE)
-        fitting = [one for one in decoders if one not in exclude and _fit(prefill, one)]
-        return choose(self._fit_for(lora, fitting), session_id)
-
-    def _fit_for(self, lora: str, links: list[Link]) -> list[Link]:
-        """Return who has the adapter; those that make steps, if any does."""
-        fitting = [link for link in links if self.weights.has(link, lora)]
-        return [link for link in fitting if not link.stands] or fitting
-
-    def _outputs(self, exclude: frozenset[Link]) -> list[Link]:
-        return [
-            link
-            for link in (*self.usable(Role.AGGREGATED), *self.usable(Role.DECODE))
-            if link not in exclude
-        ]
 
     def wait(self, resume: Callable[[], None]) -> None:
         """Have *resume* called once, when a worker that can serve becomes ready."""
@@ -378,6 +259,7 @@ class Pool:
                 leaving=link.is_leaving,
                 num_open=link.num_open,
                 weight_version=link.weight_version or "",
+                exactness=link.exactness,
                 adapters=[adapter.name for adapter in link.status.adapters],
                 paused=link.status.paused,
                 sleeping=bool(link.status.sleep_level),
@@ -465,14 +347,3 @@ def _taken(card: Card, known: Card, endpoint: str) -> str:
 
 def _no_releases() -> deque[ReleaseKV]:
     return deque(maxlen=MAX_UNRELEASED)
-
-
-def _fit(prefill: Link, decode: Link) -> bool:
-    if prefill.card is None or decode.card is None:
-        return False
-    try:
-        check_pair(prefill.card, decode.card)
-    except Incompatible as error:
-        _log.debug("%s", error)
-        return False
-    return True

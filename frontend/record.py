@@ -16,7 +16,7 @@ from tokenwire.protocol.tokens import unpack_ids
 from .continuation import prompt_rows
 from .job import End, Job
 from .link import Link
-from .pool import Route
+from .router import Route
 
 __all__ = ["Record", "discard"]
 

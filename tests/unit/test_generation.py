@@ -18,9 +18,10 @@ from tokenwire.frontend.generation import Generation
 from tokenwire.frontend.job import End, Job
 from tokenwire.frontend.link import Link
 from tokenwire.frontend.metrics import Metrics
-from tokenwire.frontend.pool import Pool, Route
+from tokenwire.frontend.pool import Pool
 from tokenwire.frontend.prefixes import Chain, Prefixes
 from tokenwire.frontend.reply import Reply
+from tokenwire.frontend.router import Needs, Route
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
     ErrorKind,
@@ -53,6 +54,7 @@ class FakeLink:
     replies: list[Reply] = field(default_factory=list[Reply])
     cancelled: list[str] = field(default_factory=list[str])
     captures: bool = False
+    exactness: str = ""
     discarded: list[str] = field(default_factory=list[str])
     watchers: dict[Callable[[str], None], None] = field(
         default_factory=dict["Callable[[str], None]", None]
@@ -108,19 +110,21 @@ class FakePool:
     released: list[JsonObject] = field(default_factory=list[JsonObject])
     asked_to_capture: list[bool] = field(default_factory=list[bool])
 
+    @property
+    def router(self) -> FakePool:
+        """It chooses, too."""
+        return self
+
+    def offers(self, exactness: str) -> bool:
+        """Return whether some worker is as exact."""
+        links = (self.decode, *self.others)
+        return not exactness or any(link.exactness == exactness for link in links)
+
     def route(
-        self,
-        packed: bytes,
-        chain: Chain,
-        exclude: frozenset[Any],
-        session_id: str | None,
-        lora: str,
-        *,
-        captures: bool = False,
+        self, packed: bytes, chain: Chain, exclude: frozenset[Any], needs: Needs
     ) -> Route:
         """Return the route, without what is excluded."""
-        del session_id, lora
-        self.asked_to_capture.append(captures)
+        self.asked_to_capture.append(needs.captures)
         chain.extend(packed)
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         if not left:
@@ -134,11 +138,9 @@ class FakePool:
         assert role is Role.PREFILL
         return [one for one in (self.prefill, *self.prefillers) if one is not None]
 
-    def decode_for(
-        self, prefill: Any, exclude: frozenset[Any], session_id: str | None, lora: str
-    ) -> Any:
+    def decode_for(self, prefill: Any, exclude: frozenset[Any], needs: Needs) -> Any:
         """Return who goes on after the prefill worker."""
-        del prefill, session_id, lora
+        del prefill, needs
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         return left[0] if left else None
 
@@ -212,15 +214,27 @@ class Run:
         self.prefill.replies[-1].tokens(tokens(0, 9), end)
 
 
-def begin(*, disaggregated: bool, others: int = 0, **fields: Any) -> Run:
-    """Return a generation on one worker, or on two, with some more to go on at."""
+def begin(
+    *, disaggregated: bool, others: int = 0, exact: str = "", **fields: Any
+) -> Run:
+    """Return a generation on one worker, or on two, with some more to go on at.
+
+    Args:
+        disaggregated: Whether there is a prefill worker.
+        others: How many more bring output.
+        exact: Which workers, by the beginning of their names, go on exactly.
+        fields: Of the job or its sampling.
+    """
     prefill = FakeLink("prefill") if disaggregated else None
     pool = FakePool(prefill, FakeLink("decode"))
     pool.others = [FakeLink(f"other-{n}") for n in range(others)]
+    for link in (pool.decode, *pool.others, *pool.usable(Role.PREFILL)):
+        if exact and link.worker_id.startswith(tuple(exact.split())):
+            link.exactness = "same_rng"
     sink = RecordingSink()
     job_fields = {
         name: fields.pop(name)
-        for name in ("migratable", "exact", "capture")
+        for name in ("migratable", "exactness", "capture", "output_token_ids")
         if name in fields
     }
     sampling = msgspec.structs.replace(
@@ -675,10 +689,11 @@ def test_an_output_whose_last_token_came_is_complete() -> None:
 REFUSING: list[tuple[dict[str, Any], str]] = [
     ({"migratable": False}, "migratable"),
     ({"structured_output": StructuredOutput("regex", "a")}, "structured output"),
-    ({"exact": True, "seed": 1, "temperature": 1.0}, "seed"),
-    ({"exact": True, "presence_penalty": 0.5}, "presence_penalty"),
-    ({"exact": True, "frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"exact": True, "bad_words": ["a"]}, "bad_words"),
+    ({"exactness": "same_rng", "seed": 1, "temperature": 1.0}, "seed"),
+    ({"exactness": "same_rng", "presence_penalty": 0.5}, "presence_penalty"),
+    ({"exactness": "same_rng", "frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"exactness": "same_rng", "bad_words": ["a"]}, "bad_words"),
+    ({"exactness": "bitwise"}, "no worker goes on bitwise"),
 ]
 
 
@@ -693,6 +708,108 @@ def test_what_may_not_go_on_fails_clearly(fields: dict[str, Any], words: str) ->
     assert end.error is not None
     assert words in end.error.message
     assert run.pool.others[0].submits == []
+
+
+EXACT_NEEDS: list[dict[str, Any]] = [
+    {},
+    {"seed": 1, "temperature": 1.0},
+    {"structured_output": StructuredOutput("regex", "a")},
+    {"presence_penalty": 0.5, "min_tokens": 4},
+    {"exactness": "same_rng", "bad_words": ["a"]},
+]
+
+
+@pytest.mark.parametrize("fields", EXACT_NEEDS)
+def test_an_exact_worker_is_told_what_is_output(fields: dict[str, Any]) -> None:
+    """It gets the whole request's parameters, and says how it goes on."""
+    run = begin(disaggregated=False, others=1, exact="other", **fields)
+    [first] = run.decode.submits
+    assert first.num_prior == 0
+    run.decode.replies[0].tokens(tokens(0, 8, 9), None)
+    run.decode.replies[0].lost("gone")
+
+    [again] = run.pool.others[0].submits
+    assert unpack_ids(again.token_ids) == [*PROMPT, 8, 9]
+    assert again.num_prior == 2
+    assert again.sampling == first.sampling
+    end = finished(FinishReason.LENGTH, 7)
+    run.pool.others[0].replies[0].tokens(tokens(0, *range(7)), end)
+    assert run.sink.token_ids == [8, 9, *range(7)]
+    assert [end.reason for end in run.sink.ends] == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("fields", EXACT_NEEDS)
+def test_an_exact_pair_counts_the_prefill_s_draw(fields: dict[str, Any]) -> None:
+    """A stop token that it draws behind the output ends it there."""
+    exact = "prefill other decode"
+    run = begin(disaggregated=True, others=1, exact=exact, **fields)
+    end = finished(FinishReason.LENGTH, 1, handover=KV)
+    run.prefill.replies[0].tokens(tokens(0, 8), end)
+    run.decode.replies[0].tokens(tokens(0, 8, 9), None)
+    run.decode.replies[0].lost("gone")
+
+    again = run.prefill.submits[1]
+    assert (again.num_prior, again.leg) == (2, Leg.PREFILL)
+    assert again.sampling == run.prefill.submits[0].sampling
+    stop = finished(FinishReason.STOP, 1, handover=KV)
+    run.prefill.replies[1].tokens(tokens(0, 2), stop)
+    assert run.sink.token_ids == [8, 9, 2]
+    assert [end.reason for end in run.sink.ends] == [FinishReason.STOP]
+
+
+def test_a_prefill_worker_that_is_not_exact_computes_alone() -> None:
+    """Its draw knows neither grammar nor penalties; the decode worker's counts."""
+    grammar = StructuredOutput("regex", "a")
+    run = begin(disaggregated=True, others=1, exact="other", structured_output=grammar)
+    end = finished(FinishReason.LENGTH, 1, handover=KV)
+    run.prefill.replies[0].tokens(tokens(0, 8), end)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+
+    again = run.prefill.submits[1]
+    assert (again.num_prior, again.sampling.structured_output) == (0, None)
+    assert again.sampling.ignore_eos
+    run.prefill.replies[1].tokens(tokens(0, 2), end)
+    [decode] = run.pool.others[0].submits
+    assert (decode.num_prior, decode.leg) == (1, Leg.DECODE)
+    assert decode.sampling.structured_output == grammar
+    assert run.sink.token_ids == [8]
+
+
+@pytest.mark.parametrize(
+    ("exact", "kinds"),
+    [("other", [Leg.PREFILL, Leg.PREFILL]), ("prefill", [Leg.PREFILL, Leg.FULL])],
+)
+def test_the_last_token_comes_from_who_can_draw_it(
+    exact: str, kinds: list[Leg]
+) -> None:
+    """A prefill worker that is not exact would begin the grammar again."""
+    run = begin(
+        disaggregated=True,
+        others=1,
+        exact=exact,
+        max_tokens=2,
+        seed=1,
+        temperature=1.0,
+    )
+    end = finished(FinishReason.LENGTH, 1, handover=KV)
+    run.prefill.replies[0].tokens(tokens(0, 8), end)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+
+    assert [submit.leg for submit in run.prefill.submits] == kinds
+
+
+def test_a_sequence_begins_behind_output_it_had_before() -> None:
+    """Only what is new is brought, and the bound is the whole output's."""
+    run = begin(disaggregated=False, exact="decode", output_token_ids=[8, 9])
+    [submit] = run.decode.submits
+    assert unpack_ids(submit.token_ids) == [*PROMPT, 8, 9]
+    assert (submit.num_prior, submit.sampling.max_tokens) == (2, 9)
+    end = finished(FinishReason.LENGTH, 7)
+    run.decode.replies[0].tokens(tokens(0, *range(7)), end)
+    assert run.sink.token_ids == [*range(7)]
+    assert run.sink.ends[0].prompt_token_ids == PROMPT
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSING)
