@@ -19,7 +19,16 @@ from tokenwire.protocol.tokens import TOKEN_BYTES
 
 from .job import Job
 
-__all__ = ["drifts", "is_plain", "meets", "needed", "obstacle", "prompt_rows", "rest"]
+__all__ = [
+    "draws_again",
+    "drifts",
+    "is_plain",
+    "meets",
+    "needed",
+    "obstacle",
+    "prompt_rows",
+    "rest",
+]
 
 _LEVELS = {"": 0, "same_rng": 1, "bitwise": 2}
 
@@ -84,6 +93,22 @@ def obstacle(job: Job, offered: Callable[[str], bool]) -> str:
     if changed:
         return f"its {', '.join(changed)} would drift (nvext.exactness)"
     return f"no worker goes on {level} (nvext.exactness)"
+
+
+def draws_again(job: Job, num_output_tokens: int) -> str:
+    """Return why an output whose last draw was lost must not have it again; or empty.
+
+    It is lost when the output has ended by it, but not what was to be saved at the end.
+    Drawing until something is no end would make ends too rare.
+
+    Args:
+        job: What was asked for.
+        num_output_tokens: That were delivered before the lost one.
+    """
+    is_end_anyway = job.sampling.max_tokens == 1
+    if not num_output_tokens and (job.repeatable or is_end_anyway):
+        return ""
+    return "its last token would be drawn again"
 
 
 def prompt_rows(logprobs: Logprobs | None, num_prompt_tokens: int) -> Logprobs | None:

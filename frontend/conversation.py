@@ -5,7 +5,13 @@ from __future__ import annotations
 import secrets
 
 from tokenwire.protocol.errors import SequenceError
-from tokenwire.protocol.messages import ORPHANED_KV, PROTOCOL_VERSION, STATUS, Hello
+from tokenwire.protocol.messages import (
+    CAPTURE,
+    ORPHANED_KV,
+    PROTOCOL_VERSION,
+    STATUS,
+    Hello,
+)
 from tokenwire.protocol.numbering import Incoming, Outgoing
 
 __all__ = ["BREACH_MEMORY_S", "FIRST_PAUSE_S", "HELLO_AGAIN_S", "Conversation"]
@@ -40,7 +46,7 @@ class Conversation:
             PROTOCOL_VERSION,
             frontend_id,
             incarnation,
-            [ORPHANED_KV, STATUS],
+            [ORPHANED_KV, STATUS, CAPTURE],
             link_id=secrets.token_hex(4),
         )
         self.incoming, self.outgoing = Incoming(), Outgoing()

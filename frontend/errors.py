@@ -123,3 +123,5 @@ def from_worker(kind: ErrorKind, message: str) -> ApiError:
             return unavailable(message, code="overloaded")
         case ErrorKind.HANDOVER | ErrorKind.ENGINE:
             return ApiError(502, message, kind="server_error", code="worker_failed")
+        case ErrorKind.CAPTURE:
+            return ApiError(502, message, kind="server_error", code="capture_failed")

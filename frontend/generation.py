@@ -36,7 +36,7 @@ from tokenwire.protocol.messages import (
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 
 from . import legs
-from .continuation import drifts, is_plain, meets, needed, obstacle
+from .continuation import draws_again, drifts, is_plain, meets, needed, obstacle
 from .errors import ApiError, from_worker
 from .handover import Handover
 from .job import End, Job, Sink
@@ -63,11 +63,15 @@ MAX_FAILED_READS = 2
 """Hand-overs that may fail without a new token: the source may have been at fault once,
 then it is the reader. It computes the prompt itself, and costs no prefill worker more."""
 
+MAX_FAILED_CAPTURES = 2
+"""Workers that may fail to save hidden states: one's disk may be full. Where two are, it
+is rather the disk that all of them write to."""
+
 UNAVAILABLE = 503
 """The status of "no worker": one may come, so a request that was accepted waits."""
 
 _GOOD_ENDS = {FinishReason.STOP, FinishReason.LENGTH}
-_RETRIED = {ErrorKind.BUSY, ErrorKind.DRAINING, ErrorKind.HANDOVER, ErrorKind.ENGINE}
+_RETRIED = {*ErrorKind} - {ErrorKind.INVALID}
 _numbers = itertools.count(1)
 
 
@@ -89,6 +93,7 @@ class Generation:
         self._failure = (ErrorKind.ENGINE, "")  # why it waits
         self._failures = 0  # without a token since
         self._failed_reads = 0  # the same
+        self._failed_captures = 0
         self._excluded: frozenset[Link] = frozenset()
         self._chain = Chain(job.cache_salt, job.lora)
         # (num_tokens,) packed, for another worker
@@ -274,8 +279,14 @@ class Generation:
         self._metrics.leg_failed(kind)
         if kind is ErrorKind.ENGINE:
             self._failures += 1
-        if kind in _RETRIED and self._failures < MAX_ATTEMPTS:
-            reason = self._obstacle()
+        elif kind is ErrorKind.CAPTURE:
+            self._failed_captures += 1
+        if (
+            kind in _RETRIED
+            and self._failures < MAX_ATTEMPTS
+            and self._failed_captures < MAX_FAILED_CAPTURES
+        ):
+            reason = self._obstacle(leg, kind)
             if not reason:
                 _log.warning("request %s: goes on elsewhere: %s", self.request_id, text)
                 self._exclude(leg, kind)
@@ -285,6 +296,14 @@ class Generation:
                 return
             text = f"{text}; it cannot go on elsewhere: {reason}"
         self._fail(kind, text)
+
+    def _obstacle(self, leg: legs.Leg, kind: ErrorKind) -> str:
+        """Return why the output may not go on elsewhere; empty: it may."""
+        reason = obstacle(self._job, self._pool.offers) if self.num_tokens else ""
+        if kind is ErrorKind.CAPTURE and isinstance(leg, legs.OutputLeg):
+            # Its last token was drawn, and came no further than its worker.
+            reason = reason or draws_again(self._job, self.num_tokens)
+        return reason
 
     def _exclude(self, leg: legs.Leg, kind: ErrorKind) -> None:
         """Have others tried than those that failed."""
@@ -316,10 +335,12 @@ class Generation:
             self._failure = kind, f"{text}; then {error.message}"
             if error.status != UNAVAILABLE:
                 self._fail(*self._failure)
-            elif kind is not ErrorKind.BUSY or self.num_tokens:
-                self._patience.wait()
-            else:
+            elif kind is ErrorKind.CAPTURE or (
+                kind is ErrorKind.BUSY and not self.num_tokens
+            ):
                 self._fail(kind, text)  # waiting in yet another place is no help
+            else:
+                self._patience.wait()
             return
         self._patience.pause()
         if self._paused_at is not None:
@@ -424,12 +445,6 @@ class Generation:
             return False
         fits = bool(link.exactness) or not needs.prefers_exact
         return fits and meets(link.exactness, needs.exactness)
-
-    def _obstacle(self) -> str:
-        """Return why it cannot go on at another worker; empty: it can."""
-        if not self.num_tokens:
-            return ""
-        return obstacle(self._job, self._pool.offers)
 
     def _remember(self, link: Link) -> None:
         """Note that *link*'s worker has the sequence in its cache now."""

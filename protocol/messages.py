@@ -75,7 +75,9 @@ METRICS = "metrics"
 """Capability. In Card: takes ScrapeMetrics."""
 
 CAPTURE = "capture"
-"""Capability, in Card: saves hidden states where Submit asks for them, takes Discard."""
+"""Capability. In Hello: takes ``ErrorKind.CAPTURE``. In Card: saves hidden states where
+Submit asks for them, takes Discard."""
+
 ADMIN = "admin"
 """Capability. In Card: takes Admin."""
 
@@ -133,6 +135,9 @@ class ErrorKind(StrEnum):
     """KV did not reach the decode worker; prefill again."""
     ENGINE = "engine"
     """The engine failed or died."""
+    CAPTURE = "capture"
+    """The output ended, but hidden states that it asked for could not be saved. Only to
+    frontends with the capability ``CAPTURE``; others are told ``ENGINE``."""
 
 
 # --- frontend to worker ------------------------------------------------------------

@@ -9,6 +9,7 @@ from tokenwire.protocol.limits import MAX_ERROR_CHARS
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
     BY_PAUSE,
+    CAPTURE,
     ErrorKind,
     Finished,
     FinishReason,
@@ -97,6 +98,12 @@ class Request:
         by_pause = self.ended_by is EndedBy.PAUSE and reason is FinishReason.ABORT
         return BY_PAUSE if by_pause else of_engine
 
+    def _kind(self, of_engine: ErrorKind | None) -> ErrorKind | None:
+        is_known = CAPTURE in self.frontend.hello.capabilities
+        if of_engine is ErrorKind.CAPTURE and not is_known:
+            return ErrorKind.ENGINE
+        return of_engine
+
     def end(self, end: EngineFinished) -> Finished:
         """Return what the frontend is told of the engine's *end*."""
         if end.reason is FinishReason.ABORT:
@@ -112,7 +119,7 @@ class Request:
             num_prompt_tokens=end.num_prompt_tokens,
             num_cached_tokens=end.num_cached_tokens,
             stop_reason=self._stop_reason(end.reason, end.stop_reason),
-            error_kind=end.error_kind,
+            error_kind=self._kind(end.error_kind),
             error=end.error[:MAX_ERROR_CHARS],
             prompt_token_ids=prompt,
             handover=end.handover,

@@ -33,6 +33,7 @@ from tokenwire.protocol.handshake import check_card
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import (
     ADMIN,
+    CAPTURE,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -645,7 +646,7 @@ async def test_a_worker_hears_that_a_hand_over_is_seen_to(
     async with connected() as pair:
         hello = await pair.worker.receive(Hello)
         assert isinstance(hello, Hello)
-        assert hello.capabilities == [ORPHANED_KV, STATUS]
+        assert hello.capabilities == [ORPHANED_KV, STATUS, CAPTURE]
         card = msgspec.structs.replace(CARD, capabilities=capabilities)
         await pair.worker.send(card)
         await eventually(lambda: pair.link.state is LinkState.READY)

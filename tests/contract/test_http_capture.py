@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ PROMPT = [5, 6, 7, 8]
 TRIO = {"nvext": {"extra_fields": ["completion_token_ids"]}}
 ALIAS = {"return_token_ids": True}
 LAYERS = (2, 15, 28, 30)
+STEPS = ("--step-ms", "0")
 
 
 @pytest.fixture
@@ -230,12 +232,83 @@ async def test_a_disk_that_fails_fails_its_requests_alone(
     )
     assert fine.status == 200
     assert broken.status == 502
+    assert broken.error["code"] == "capture_failed"
     sentence = f"hidden states cannot be saved in {folder}: No such file or directory"
     assert sentence in broken.error["message"]
 
     os.mkdir(folder)
     again = await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
     assert take(path_of(again.json)) == PROMPT
+
+
+@contextlib.asynccontextmanager
+async def on_folders(model: Path, *folders: Path) -> AsyncGenerator[Stack]:
+    """Run a worker for each folder, alike else."""
+    workers = [
+        SimWorker(model, Role.AGGREGATED, one.name, STEPS, capture=settings(one))
+        for one in folders
+    ]
+    try:
+        async with frontend(model) as served:
+            for worker in workers:
+                await worker.start()
+            await served.know(workers)
+            yield served
+    finally:
+        for worker in workers:
+            await worker.stop()
+
+
+def num_failed(served: Stack) -> int:
+    """Return how many files could not be written."""
+    keepers = [one.captures for one in served.workers if one.captures is not None]
+    return sum(one.usage.num_failed for one in keepers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_output_is_drawn_again_for_its_file(
+    tiny_model: Path, tmp_path: Path, stream: bool
+) -> None:
+    """One that was begun fails; one token alone is tried elsewhere, once."""
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    async with on_folders(tiny_model, *folders) as served:
+        for one in folders:
+            shutil.rmtree(one)
+        sampled = {"temperature": 1.0, "ignore_eos": True, "stream": stream, **TRIO}
+        reply = await served.complete(prompt=PROMPT, max_tokens=9, **sampled)
+        assert num_failed(served) == 1
+        if stream:
+            bodies = [event.body or {} for event in reply.events]
+            errors = [body["error"] for body in bodies if "error" in body]
+            ids = [
+                event.nvext.get("completion_token_ids", []) for event in reply.events
+            ]
+            assert sum(map(len, ids)) == 8
+            assert reply.events[-1].body is None
+        else:
+            assert reply.status == 502
+            errors = [reply.error]
+        assert [one["code"] for one in errors] == ["capture_failed"]
+        assert "No such file or directory" in errors[0]["message"]
+
+        alone = await served.complete(prompt=PROMPT, max_tokens=1, **sampled)
+        assert (alone.status, alone.error["code"]) == (502, "capture_failed")
+        assert num_failed(served) == 3
+
+
+async def test_another_disk_saves_what_one_could_not(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """A client that wants the states alone does not notice."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    async with on_folders(tiny_model, *folders) as served:
+        shutil.rmtree(folders[0])
+        for _ in range(8):  # some of them are sent to the worker that cannot
+            reply = await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
+            path = path_of(reply.json)
+            assert path.parent == folders[1]
+            assert take(path) == PROMPT
+        assert num_failed(served)
 
 
 async def test_a_full_folder_refuses_until_it_is_empty(
@@ -247,8 +320,9 @@ async def test_a_full_folder_refuses_until_it_is_empty(
         first = await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
         full = await served.complete(prompt=PROMPT, max_tokens=1, **ALIAS)
         fine = await served.complete(prompt=PROMPT, max_tokens=1)
-        assert (full.status, fine.status) == (502, 200)
+        assert (full.status, fine.status) == (503, 200)
         assert "the limit is 100" in full.error["message"]
+        assert full.headers["Retry-After"]
         take(path_of(first.json))
         captures = served.workers[0].captures
         assert captures is not None

@@ -191,6 +191,17 @@ FROM_WORKER: dict[str, FromWorker] = {
             ),
         ]
     ),
+    "batch_unsaved": Batch(
+        finished=[
+            Finished(
+                "r",
+                FinishReason.ERROR,
+                3,
+                error_kind=ErrorKind.CAPTURE,
+                error="no space left",
+            )
+        ]
+    ),
     "batch_paused": Batch(
         finished=[Finished("r", FinishReason.ABORT, 3, stop_reason=BY_PAUSE)]
     ),

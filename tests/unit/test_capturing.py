@@ -136,7 +136,7 @@ async def test_a_file_that_failed_is_its_request_s_failure(desk: Desk) -> None:
     [(new, end)] = desk.delivered
     folder = desk.captures.settings.folder
     assert new is None
-    assert (end.reason, end.error_kind) == (FinishReason.ERROR, ErrorKind.ENGINE)
+    assert (end.reason, end.error_kind) == (FinishReason.ERROR, ErrorKind.CAPTURE)
     assert end.error == (
         f"hidden states cannot be saved in {folder}: No space left on device"
     )

@@ -829,7 +829,13 @@ def test_before_the_first_token_all_may_begin_again(
 SAVED: JsonObject = {"hidden_states_path": "/d/capture-1.safetensors"}
 
 
-def capturing(*, disaggregated: bool, others: int = 0, capture: bool = True) -> Run:
+def capturing(
+    *,
+    disaggregated: bool,
+    others: int = 0,
+    capture: bool = True,
+    sampling: Sampling | None = None,
+) -> Run:
     """Return a generation on workers that save hidden states."""
     run = begin(disaggregated=disaggregated, others=others, capture=capture)
     run.generation.cancel()  # begun before the links could say so
@@ -838,7 +844,8 @@ def capturing(*, disaggregated: bool, others: int = 0, capture: bool = True) -> 
         link.submits.clear()
         link.replies.clear()
     run.sink = RecordingSink()
-    job = Job(PROMPT, Sampling(9, temperature=0.0), echo_prompt=True, capture=capture)
+    sampling = sampling or Sampling(9, temperature=0.0)
+    job = Job(PROMPT, sampling, echo_prompt=True, capture=capture)
     run.generation = Generation(job, run.sink, cast("Pool", run.pool), Metrics())
     run.generation.start()
     return run
@@ -935,6 +942,82 @@ def test_a_request_that_fails_leaves_no_file() -> None:
     run.decode.replies[0].finished(error)
     assert [end.error is not None for end in run.sink.ends] == [True]
     assert run.prefill.discarded == [SAVED["hidden_states_path"]]
+
+
+def unsaved(reply: Reply, **fields: Any) -> None:
+    """Let a leg end without its file."""
+    reply.finished(
+        finished(
+            FinishReason.ERROR, 0, error_kind=ErrorKind.CAPTURE, error="full", **fields
+        )
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_output_is_not_drawn_again_for_its_file(temperature: float) -> None:
+    """Its end was drawn; drawing it anew elsewhere would make ends too rare."""
+    sampling = Sampling(9, temperature=temperature)
+    run = capturing(disaggregated=False, others=1, sampling=sampling)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    unsaved(run.decode.replies[0])
+
+    [end] = run.sink.ends
+    assert end.error is not None
+    assert (end.error.status, end.error.code) == (502, "capture_failed")
+    assert end.error.message == (
+        "full; it cannot go on elsewhere: its last token would be drawn again"
+    )
+    assert run.pool.others[0].submits == []
+
+
+def test_a_first_token_that_was_an_end_is_not_drawn_again() -> None:
+    """Nothing was delivered, and yet the draw is known to have been a stop token."""
+    sampling = Sampling(9, temperature=1.0)
+    run = capturing(disaggregated=False, others=1, sampling=sampling)
+    unsaved(run.decode.replies[0])
+    assert [end.error is not None for end in run.sink.ends] == [True]
+    assert run.pool.others[0].submits == []
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(1, temperature=1.0),
+        Sampling(9, temperature=0.0),
+        Sampling(9, temperature=1.0, seed=0),
+    ],
+    ids=["one token", "greedy", "seeded"],
+)
+def test_what_leads_to_no_other_end_is_saved_elsewhere(sampling: Sampling) -> None:
+    """Once: where two workers cannot write, a third is not troubled."""
+    run = capturing(disaggregated=False, others=2, sampling=sampling)
+    unsaved(run.decode.replies[0])
+    assert run.sink.ends == []
+    [again] = run.pool.others[0].submits
+    assert again.capture_tokens == len(PROMPT)
+
+    unsaved(run.pool.others[0].replies[0])
+    assert [end.error is not None for end in run.sink.ends] == [True]
+    assert run.pool.others[1].submits == []
+
+
+def test_a_prefill_leg_s_draw_is_none() -> None:
+    """Of an unseeded request: the next prefill worker saves the states, and KV goes."""
+    sampling = Sampling(9, temperature=1.0)
+    run = capturing(disaggregated=True, sampling=sampling)
+    run.pool.prefillers = [FakeLink("prefill-1", captures=True)]
+    unsaved(run.prefill.replies[0], handover=KV)
+    assert run.sink.ends == []
+    assert run.pool.released == [KV]
+    assert run.pool.prefillers[0].submits[0].capture_tokens == len(PROMPT)
+
+
+def test_nobody_waits_for_a_disk() -> None:
+    """Where no other worker is, the request fails at once: waiting mends no disk."""
+    run = capturing(disaggregated=False, sampling=Sampling(1))
+    unsaved(run.decode.replies[0])
+    assert [end.error is not None for end in run.sink.ends] == [True]
+    assert run.pool.waiting == []
 
 
 def test_a_manifest_without_a_path_is_nothing_to_discard() -> None:

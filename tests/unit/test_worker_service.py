@@ -13,6 +13,7 @@ from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
 from tokenwire.protocol.errors import SequenceError
 from tokenwire.protocol.messages import (
     BY_PAUSE,
+    CAPTURE,
     ORPHANED_KV,
     PROTOCOL_VERSION,
     STATUS,
@@ -853,6 +854,24 @@ def test_the_file_of_a_lost_frontend_s_request_goes(tmp_path: Path) -> None:
     desk.service.outputs([], [end])
     desk.service.tick()
     assert desk.metric("capture_discards_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "kind"), [([CAPTURE], ErrorKind.CAPTURE), ([], ErrorKind.ENGINE)]
+)
+def test_a_file_that_failed_is_told_in_words_that_are_known(
+    capabilities: list[str], kind: ErrorKind
+) -> None:
+    """A frontend of an older release has no such kind: it would drop the link."""
+    desk = Desk()
+    desk.say(A, Hello(PROTOCOL_VERSION, "a", "1", capabilities))
+    name = desk.submit()
+    end = EngineFinished(
+        name, FinishReason.ERROR, error_kind=ErrorKind.CAPTURE, error="full"
+    )
+    desk.service.outputs([], [end])
+    [told] = desk.ends()
+    assert (told.error_kind, told.error) == (kind, "full")
 
 
 def test_what_is_in_the_folder_is_shown(tmp_path: Path) -> None:

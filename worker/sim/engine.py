@@ -146,7 +146,7 @@ class SimEngine:
             self._end_soon(_refused(request, ErrorKind.INVALID, error))
             return
         if refusal := self._saving.refusal(request):
-            self._end_soon(_refused(request, ErrorKind.ENGINE, refusal))
+            self._end_soon(_refused(request, ErrorKind.BUSY, refusal))
             return
         self._saving.took(request)
         end = self._scheduler.add(request, self._timers.time())

@@ -84,7 +84,7 @@ class Saving:
             return replace(
                 end,
                 reason=FinishReason.ERROR,
-                error_kind=ErrorKind.ENGINE,
+                error_kind=ErrorKind.CAPTURE,
                 error=text,
                 kv_transfer_params=None,
             )

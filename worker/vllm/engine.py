@@ -304,9 +304,9 @@ class VllmEngine:
                 reasoning_ended=request.reasoning_ended,
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
             )
-        except (self._vllm.EngineDeadError, CaptureError) as error:
+        except self._vllm.EngineDeadError as error:
             self._end(state, state.failed(ErrorKind.ENGINE, first_sentence(error)))
-        except self._vllm.GracefulHTTPError as error:
+        except (self._vllm.GracefulHTTPError, CaptureError) as error:
             self._end(state, state.failed(ErrorKind.BUSY, first_sentence(error)))
         except (self._vllm.VLLMClientError, ValueError, TypeError, OverflowError) as e:
             # OverflowError: a number that vLLM's msgpack has no form for.

@@ -123,7 +123,7 @@ class OpenRequest:
         return replace(
             end,
             reason=FinishReason.ERROR,
-            error_kind=ErrorKind.ENGINE,
+            error_kind=ErrorKind.CAPTURE,
             error=error[:MAX_ERROR_CHARS],
             kv_transfer_params=None,
         )
