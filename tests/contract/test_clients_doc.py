@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from support.awake import within
 from support.pages import Example, examples, programs, shape
 from support.stack import MODEL_NAME, Stack, stack
 from tokenwire.protocol.messages import Role
@@ -55,7 +56,7 @@ async def test_programs_run(served: Stack, heading: str) -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with within(TIMEOUT_S):
             _, errors = await process.communicate()
     finally:
         if process.returncode is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from support.awake import within
 from support.worker_fakes import RecordingSink, engine_request
 from tokenwire.protocol.messages import (
     ErrorKind,
@@ -54,7 +55,7 @@ class Bench:
 
     async def idle(self) -> EngineLoad:
         """Return the load once nothing runs, waits or is held."""
-        async with asyncio.timeout(IDLE_S):
+        async with within(IDLE_S):
             while True:
                 load = self.engine.load()
                 if not (load.num_running or load.num_waiting or load.kv_usage):

@@ -14,6 +14,7 @@ import pytest_asyncio
 import zmq
 import zmq.asyncio
 
+from support.awake import within
 from support.stack import eventually
 from tokenwire.frontend.conversation import (
     BREACH_MEMORY_S,
@@ -92,7 +93,7 @@ class FakeWorker:
 
     async def receive(self, kind: type[FromFrontend]) -> FromFrontend:
         """Return the next message of *kind*, from whoever sends it."""
-        async with asyncio.timeout(60):
+        async with within(60):
             while True:
                 peer, data = await self._socket.recv_multipart()
                 message = decode_from_frontend(data)

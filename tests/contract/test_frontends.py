@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.awake import within
 from support.stack import SimWorker, Stack, eventually, frontend
 from tokenwire.frontend import legs
 from tokenwire.frontend.pool import Pool
@@ -107,7 +108,7 @@ async def test_what_a_lost_frontend_had_open_is_aborted(
         other = asyncio.create_task(ids(stays, 60))
         await eventually(lambda: sum(one.service.num_requests for one in workers) == 7)
         cut(lost.pool)
-        async with asyncio.timeout(ABORTED_WITHIN_S):
+        async with within(ABORTED_WITHIN_S):
             await eventually(
                 lambda: sum(one.service.num_requests for one in workers) <= 1
             )

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from support.admin import adapter, admin_get, admin_post, weights
+from support.awake import within
 from support.stack import (
     MODEL_NAME,
     SimWorker,
@@ -72,7 +73,8 @@ class Streamed:
 
     async def end(self) -> dict[str, Any]:
         """Wait for the end; return the last chunk's nvext."""
-        await asyncio.wait_for(self._task, 20)
+        async with within(60):
+            await self._task
         return self.nvext[-1] if self.nvext else {}
 
     async def _read(self, running: Stack, body: dict[str, Any]) -> None:
@@ -268,7 +270,8 @@ async def test_a_pause_that_waits_lets_a_prompt_go_on_to_its_decode_worker(
         prefill = running.workers[0].service
         await eventually(lambda: prefill.num_requests == 1, "the prompt is computed")
         assert (await admin_post(running, "/pause?mode=wait")).status == 200
-        reply = await asyncio.wait_for(asking, 10)
+        async with within(60):
+            reply = await asking
         assert reply.json["choices"][0]["finish_reason"] == "length"
 
 

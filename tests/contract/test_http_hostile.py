@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from support.awake import within
 from support.stack import Stack, eventually, stack
 from tokenwire.frontend.sse import EventStream
 
@@ -35,7 +36,7 @@ async def raw(url: str, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
     try:
-        async with asyncio.timeout(60):
+        async with within(60):
             return await reader.read()
     finally:
         writer.close()
@@ -182,7 +183,7 @@ async def test_the_last_of_a_stream_waits_for_a_reader_within_its_bound() -> Non
         host, port = runner.addresses[0][:2]
         _, writer = await asyncio.open_connection(host, port, limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        async with asyncio.timeout(60):
+        async with within(60):
             assert await ended == "timeout"
         writer.close()
     finally:

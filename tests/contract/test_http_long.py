@@ -13,7 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 import pytest_asyncio
 
-from support.stack import Stack, eventually, stack
+from support.awake import STANDSTILL_S
+from support.stack import WAIT_S, Stack, eventually, stack
 from support.tiny_model import write_tiny_model
 from tokenwire.frontend import prompts, reading
 from tokenwire.frontend.threads import (
@@ -52,7 +53,7 @@ class Held(Executor):
         self.num_waiting += 1
 
         def work() -> T:
-            assert self._go.wait(20)
+            assert self._go.wait(WAIT_S + STANDSTILL_S)
             return fn(*args, **kwargs)
 
         return self._pool.submit(work)

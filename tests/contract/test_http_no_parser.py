@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from support.awake import STANDSTILL_S
 from support.formats import TOOLS, Format, write_format_model
 from support.stack import Stack, stack
 
@@ -64,6 +65,7 @@ SERVE_ONCE = """
 import asyncio, sys
 from pathlib import Path
 import tokenwire.frontend.app
+from support.awake import STANDSTILL_S
 from support.formats import TOOLS, Format, write_format_model
 from support.stack import stack
 
@@ -87,7 +89,7 @@ def test_neither_torch_nor_vllm_is_loaded(tmp_path: Path) -> None:
         [sys.executable, "-c", SERVE_ONCE, str(tmp_path / "model")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 + STANDSTILL_S,
         check=False,
         cwd=Path(__file__).parents[1],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[1])},

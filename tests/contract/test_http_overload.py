@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.awake import within
 from support.stack import Reply, Stack, eventually, frontend, stack
 from tokenwire.protocol.messages import Role
 
@@ -58,7 +59,7 @@ async def metric(running: Stack, name: str) -> float:
 
 async def waits(running: Stack, number: int) -> None:
     """Return when so many sequences wait in the frontend."""
-    async with asyncio.timeout(60):
+    async with within(60):
         while await metric(running, "tokenwire_queue_requests") != number:
             await asyncio.sleep(0.01)
 
@@ -250,7 +251,7 @@ async def test_a_slow_reader_holds_no_place(tiny_model: Path) -> None:
             worker = running.workers[0]
             await eventually(lambda: worker.service.num_requests == 1, "it runs")
             # 10 MB, of which the kernel takes 4.
-            async with asyncio.timeout(60):
+            async with within(60):
                 while not worker.idle or await metric(
                     running, "tokenwire_requests_admitted"
                 ):
@@ -394,12 +395,12 @@ async def test_bodies_held_at_once_are_bounded(tiny_model: Path, chunked: bool) 
         large = {"prompt": "a" * 2000}
         assert (await running.post("/tokenize", large)).status == 200
         with _post(int(running.url.rpartition(":")[2]), 990, chunked=chunked):
-            async with asyncio.timeout(60):
+            async with within(60):
                 while (reply := await running.post("/tokenize", large)).status == 200:
                     await asyncio.sleep(0.01)
             refused(reply, 429, "overloaded")
             assert (await running.post("/tokenize", {"p": 1})).status == 400
-        async with asyncio.timeout(60):
+        async with within(60):
             while (await running.post("/tokenize", large)).status != 200:
                 await asyncio.sleep(0.01)
 
@@ -411,7 +412,7 @@ async def test_a_body_that_unpacks_to_too_much_is_refused(tiny_model: Path) -> N
         packed = gzip.compress(json.dumps({"prompt": "a" * 200_000}).encode())
         with _post(int(running.url.rpartition(":")[2]), 900):
             headers = {"Content-Encoding": "gzip"}
-            async with asyncio.timeout(60):
+            async with within(60):
                 while True:
                     reply = await running.post("/tokenize", packed, headers)
                     if reply.status != 200:
@@ -442,7 +443,7 @@ async def test_a_second_frontend_gets_its_share(tiny_model: Path) -> None:
         late = ask(second)
         await waits(second, 1)
         # What ends makes no room for who has more than its half, once it is known.
-        async with asyncio.timeout(60):  # it may use a limit that is 10 ms old
+        async with within(60):  # it may use a limit that is 10 ms old
             while await metric(first, "tokenwire_requests_limit") != 3:
                 await asyncio.sleep(0.01)
         await left(busy[0])

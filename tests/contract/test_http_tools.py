@@ -36,8 +36,6 @@ from tokenwire.frontend import answers
 from tokenwire.frontend.parsers import ParserChoice, Parsers, load_parsers
 from tokenwire.protocol.messages import Role
 
-pytestmark = pytest.mark.timeout(120)  # the library takes 10 s to import
-
 OVER_HTTP = (HERMES, QWEN3, LLAMA3, MISTRAL_V11, DEEPSEEK_R1, KIMI_K2)
 IDS: dict[str, Any] = {"return_token_ids": True}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import zmq
 
+from support.awake import STANDSTILL_S, within
 from tokenwire.protocol.codec import decode_from_worker, encode
 from tokenwire.protocol.limits import MAX_MESSAGE_BYTES
 from tokenwire.protocol.messages import (
@@ -46,7 +47,7 @@ class Peer:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.RCVHWM, queue)
         self.socket.setsockopt(zmq.ROUTING_ID, self.identity)
-        self.socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
+        self.socket.setsockopt(zmq.RCVTIMEO, int((WAIT_S + STANDSTILL_S) * 1000))
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(endpoint)
 
@@ -87,7 +88,7 @@ class Desk:
 
     async def until(self, num_messages: int = 0, num_broken: int = 0) -> None:
         """Wait until so much has been recorded."""
-        async with asyncio.timeout(WAIT_S):
+        async with within(WAIT_S):
             while (
                 len(self.messages) < num_messages or len(self.broken_peers) < num_broken
             ):
@@ -278,7 +279,7 @@ async def test_nothing_is_left_unread_under_load_in_both_directions() -> None:
         threads = [threading.Thread(target=play, args=(peer,)) for peer in peers]
         for thread in threads:
             thread.start()
-        async with asyncio.timeout(WAIT_S):
+        async with within(WAIT_S):
             while any(thread.is_alive() for thread in threads):
                 for peer in peers:
                     link.send(peer.identity, Refused("noise"))

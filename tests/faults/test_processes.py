@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from support.awake import within
 from support.up import Up, alive, children, until, up
 
 READY_S = 25.0
@@ -64,7 +65,6 @@ def ids(events: str) -> list[int]:
     ]
 
 
-@pytest.mark.timeout(90)
 async def test_the_only_decode_worker_dies_under_a_stream(pair: Up) -> None:
     """The stream pauses until ``tokenwire-up`` has started another, and goes on exactly."""
     asked = body(300) | {"return_token_ids": True, "temperature": 0}
@@ -81,7 +81,6 @@ async def test_the_only_decode_worker_dies_under_a_stream(pair: Up) -> None:
     assert ids(first.decode() + rest) == ids(undisturbed)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.pitfall(12)
 async def test_the_only_decode_worker_freezes_under_a_stream(
     tiny_model: Path, tmp_path: Path
@@ -119,7 +118,6 @@ async def test_the_only_decode_worker_freezes_under_a_stream(
         assert (await post(pair))[0] == 200
 
 
-@pytest.mark.timeout(90)
 async def test_without_its_prefill_worker_a_pair_still_serves(pair: Up) -> None:
     """The decode worker prefills what the dead prefill worker cannot."""
     pair.kill("prefill-0")
@@ -128,7 +126,6 @@ async def test_without_its_prefill_worker_a_pair_still_serves(pair: Up) -> None:
     assert (await post(pair))[0] == 200
 
 
-@pytest.mark.timeout(90)
 async def test_a_frontend_dies_and_its_requests_with_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -164,7 +161,6 @@ async def test_a_frontend_dies_and_its_requests_with_it(
             await asyncio.gather(*calls, return_exceptions=True)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 async def test_up_leaves_no_process_behind(
     tiny_model: Path, tmp_path: Path, number: signal.Signals
@@ -176,14 +172,13 @@ async def test_up_leaves_no_process_behind(
         everything = children(running.process.pid)
         assert len(everything) >= 3
         running.process.send_signal(number)
-        async with asyncio.timeout(80):
+        async with within(80):
             code = await running.process.wait()
         await until(lambda: not any(map(alive, everything)), 10, "all are gone")
 
         assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
 
 
-@pytest.mark.timeout(90)
 async def test_sigterm_lets_a_stream_end(pair: Up) -> None:
     """A frontend that is asked to stop finishes what it streams."""
     async with (
@@ -198,7 +193,6 @@ async def test_sigterm_lets_a_stream_end(pair: Up) -> None:
     assert rest.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.timeout(90)
 async def test_up_with_curve_serves_and_leaves_no_keys(
     tiny_model: Path, tmp_path: Path
 ) -> None:

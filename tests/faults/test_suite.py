@@ -14,7 +14,6 @@ CASES = 2 * len(KINDS)
 TWICE = (0, 2, 3, 5, 11)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", range(CASES))
 def test_a_case_loses_nothing(tiny_model: Path, number: int) -> None:
     """Every token once, every request ended, every block free again."""
@@ -23,7 +22,6 @@ def test_a_case_loses_nothing(tiny_model: Path, number: int) -> None:
     assert result.num_struck <= result.num_strikes
 
 
-@pytest.mark.timeout(180)
 def test_the_same_seed_is_the_same_run(tiny_model: Path) -> None:
     """Plans and outcomes are equal, times aside; another seed is another plan."""
     first, second = (

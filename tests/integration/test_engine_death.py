@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from support.awake import within
 from support.vllm_engine import EngineProcess, prompt
 from tokenwire.protocol.messages import ErrorKind, FinishReason, Role, Sampling
 
@@ -29,7 +30,7 @@ async def test_killed_engine_core_ends_every_request() -> None:
         end = await stream.end()
         assert (end.reason, end.error_kind) == (FinishReason.ERROR, ErrorKind.ENGINE)
         assert not engine.died.done() or stream.num_ends == 1
-    async with asyncio.timeout(60):
+    async with within(60):
         assert "died" in await asyncio.shield(engine.died)
     late = await engine.submit(prompt(3), LONG).end()
     assert (late.reason, late.error_kind) == (FinishReason.ERROR, ErrorKind.ENGINE)
@@ -42,7 +43,7 @@ async def test_death_of_an_idle_engine_is_noticed() -> None:
     ids = await engine.process_ids()
     worker = next(pid for name, pid in ids.items() if "Worker" in name)
     os.kill(worker, signal.SIGKILL)
-    async with asyncio.timeout(60):
+    async with within(60):
         await asyncio.shield(engine.died)
     assert await engine.stop() == []
 

@@ -20,6 +20,7 @@ from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from support.awake import within
 from support.real_stack import LOAD_S, NAME, PAIR, gauge_pages, prompt_of
 from support.up import Up, until
 from support.vllm_engine import (
@@ -363,7 +364,7 @@ async def another_frontend(pair: Up, *arguments: str) -> AsyncGenerator[str]:
     assert process.stderr is not None
     try:
         url = ""
-        async with asyncio.timeout(60):
+        async with within(60):
             while not url:
                 line = (await process.stderr.readline()).decode()
                 assert line, "the frontend ended"

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from support.awake import within
 from support.real_stack import NAME
 from support.up import Up
 from support.vllm_engine import MODEL, prompt
@@ -176,7 +177,7 @@ async def test_weights_and_adapters_change_under_streams(
         # As Prime-RL: pause, update, resume, while requests run.
         streams: list[list[dict[str, Any]]] = [[] for _ in range(3)]
         tasks = [asyncio.create_task(at.stream(one)) for one in streams]
-        async with asyncio.timeout(60):
+        async with within(60):
             while not all(len(ids_of(one)) > NUM_TOKENS for one in streams):
                 await asyncio.sleep(0.02)
         paused = await at.admin("/pause?mode=keep&clear_cache=false")
@@ -184,7 +185,7 @@ async def test_weights_and_adapters_change_under_streams(
         body = {"weight_dir": str(tmp_path / "step_1")}
         assert await at.admin("/update_weights", body) == (200, {"status": "ok"})
         assert await at.admin("/resume") == (200, {"status": "resumed"})
-        async with asyncio.timeout(120):
+        async with within(120):
             await asyncio.gather(*tasks)
         for stream in streams:
             assert len(ids_of(stream)) == STREAM_TOKENS

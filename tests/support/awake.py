@@ -7,10 +7,17 @@ own keeps the time: a blocked event loop, or a slow condition, does not stop it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
+from collections.abc import AsyncGenerator
 
-__all__ = ["Awake"]
+__all__ = ["STANDSTILL_S", "Awake", "within"]
+
+STANDSTILL_S = 60.0
+"""The longest standstill that was watched, for limits that only a wall clock can keep:
+those of sockets, of blocking calls and of other programs."""
 
 TICK_S = 0.1
 MAX_TICK_S = 0.5
@@ -48,3 +55,24 @@ class Awake:
     def seconds(self) -> float:
         """How long, to a tick."""
         return self._clock.seconds - self._since
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float) -> AsyncGenerator[None]:
+    """Raise ``TimeoutError`` if the block takes more than *seconds* awake."""
+    awake, loop = Awake(), asyncio.get_running_loop()
+    later: list[asyncio.TimerHandle] = []
+
+    def look(left: float) -> None:
+        if left > 0:
+            delay = max(left, TICK_S)
+            later[:] = [loop.call_later(delay, lambda: look(seconds - awake.seconds))]
+        else:
+            limit.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as limit:
+        look(seconds)
+        try:
+            yield
+        finally:
+            later[0].cancel()

@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from support.awake import within
+
 __all__ = ["client_tokenizer", "run_client", "run_snippet"]
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +77,7 @@ async def _run(
         env=environment | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"} | variables,
     )
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with within(TIMEOUT_S):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:

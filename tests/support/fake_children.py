@@ -1,6 +1,6 @@
 """Fake workers and frontends for the supervisor, and a look at what it does with them.
 
-Run as a script, it is ``tokenwire-up`` with fakes: ``fake_children.py FOLDER``.
+Run as a module, it is ``tokenwire-up`` with fakes: ``-m support.fake_children FOLDER``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from support.awake import STANDSTILL_S, within
 from tokenwire.deploy import up
 from tokenwire.deploy.plan import FrontendSpec, Plan, WorkerSpec
 from tokenwire.deploy.probe import usable_port
 from tokenwire.deploy.restart import RestartPolicy
 from tokenwire.deploy.supervisor import Supervisor, Timing
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 """For what takes a second: a machine under load must not fail a test."""
 
 FAKE = """
@@ -123,7 +124,7 @@ class Lines:
     async def until(self, *words: str, times: int = 1) -> None:
         """Wait until a line has all *words*, for the time number *times*."""
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with within(LIMIT_S):
                 while self.count(*words) < times:
                     self._news.clear()
                     await self._news.wait()
@@ -147,7 +148,7 @@ class Setup:
 
     async def end(self) -> int:
         """Wait for the supervisor to end; return its exit code."""
-        async with asyncio.timeout(LIMIT_S):
+        async with within(LIMIT_S):
             return await self.result
 
     def workers(self) -> dict[str, str]:
@@ -204,7 +205,8 @@ async def starting(folder: Path) -> AsyncGenerator[Start]:
         for setup in setups:
             setup.supervisor.stop()
             setup.supervisor.stop()
-            await asyncio.wait([setup.result], timeout=LIMIT_S)
+            async with within(LIMIT_S):
+                await asyncio.wait([setup.result])
 
 
 def gone(pid: int) -> bool:
@@ -214,7 +216,7 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([process], [], [], LIMIT_S)[0])
+        return bool(select.select([process], [], [], LIMIT_S + STANDSTILL_S)[0])
     finally:
         os.close(process)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ports import free_port
 
-from support.awake import Awake
+from support.awake import Awake, within
 
 __all__ = ["Up", "alive", "children", "until", "up"]
 
@@ -157,7 +157,7 @@ async def up(
         everything = children(process.pid)
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(60):
+        async with within(60):
             await process.wait()
         left = [pid for pid in everything if alive(pid)]
         for pid in left:

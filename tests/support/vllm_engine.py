@@ -24,7 +24,7 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
-from support.awake import Awake
+from support.awake import Awake, within
 from tokenwire.protocol.messages import JsonObject, Leg, Role, Sampling
 from tokenwire.protocol.tokens import TOKEN_BYTES
 from tokenwire.worker.engine import (
@@ -121,14 +121,14 @@ class Stream:
 
     async def end(self) -> EngineFinished:
         """Return the end, once it is there."""
-        async with asyncio.timeout(ANSWER_S):
+        async with within(ANSWER_S):
             while self._end is None:
                 await self._change()
         return self._end
 
     async def have(self, num_tokens: int) -> None:
         """Wait until it has that many tokens, or its end."""
-        async with asyncio.timeout(ANSWER_S):
+        async with within(ANSWER_S):
             while len(self.token_ids) < num_tokens and self._end is None:
                 await self._change()
 
@@ -212,7 +212,7 @@ class EngineProcess:
                 },
                 start_new_session=True,
             )
-            async with asyncio.timeout(READY_S):
+            async with within(READY_S):
                 self._reading = asyncio.create_task(self._read(await connected))
                 answer = await self._answers.get()
             server.close()
@@ -293,7 +293,7 @@ class EngineProcess:
     async def _ended(self) -> None:
         """Wait for the end of the process, and leave nothing open."""
         try:
-            async with asyncio.timeout(30):
+            async with within(30):
                 await self._process.wait()
         finally:
             if self._process.returncode is None:
@@ -305,7 +305,7 @@ class EngineProcess:
 
     async def _ask(self, command: str) -> object:
         _write(self._writer, command, None)
-        async with asyncio.timeout(ANSWER_S):
+        async with within(ANSWER_S):
             return await self._answers.get()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -355,7 +355,7 @@ async def reference_ids() -> list[list[int]]:
                 "VLLM_PLUGINS": "",
             },
         )
-        async with asyncio.timeout(READY_S):
+        async with within(READY_S):
             out, _ = await process.communicate()
         # vLLM logs to stdout too.
         line = next(line for line in out.splitlines() if line.startswith(b"[["))

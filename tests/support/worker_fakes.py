@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
+from support.awake import within
 from tokenwire.protocol.admin import Action
 from tokenwire.protocol.codec import encode
 from tokenwire.protocol.messages import (
@@ -128,7 +129,7 @@ class RecordingSink:
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         """Wait until *condition* holds; it is asked after every output."""
-        async with asyncio.timeout(limit_s):
+        async with within(limit_s):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.awake import within
 from tokenwire.frontend import discovery
 from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.discovery import discover, parse_workers_file
@@ -150,7 +151,8 @@ async def test_a_watched_file_is_followed_and_never_emptied_by_accident(
         ):
             file.write_text(content)
             if expected is not None:
-                assert await asyncio.wait_for(reports.get(), 5) == expected
+                async with within(60):
+                    assert await reports.get() == expected
         assert reports.empty()
     finally:
         task.cancel()
@@ -172,8 +174,8 @@ async def test_a_name_is_resolved_again(monkeypatch: pytest.MonkeyPatch) -> None
     config = parse_config(["--model", "m", "--workers-dns", "workers:5"])
     task = asyncio.create_task(discover(config, reports.put_nowait))
     try:
-        first = await asyncio.wait_for(reports.get(), 5)
-        second = await asyncio.wait_for(reports.get(), 5)
+        async with within(60):
+            first, second = await reports.get(), await reports.get()
     finally:
         task.cancel()
 

@@ -44,8 +44,6 @@ from tokenwire.frontend.stop import StopStrings
 from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.frontend.tools import Tool
 
-pytestmark = pytest.mark.timeout(120)  # the library takes 10 s to import
-
 ALL = [(form, case) for form in (*FORMATS, GPT_OSS) for case in form.cases]
 IDS = [f"{form.name}-{case.name}" for form, case in ALL]
 QUERY = Query(

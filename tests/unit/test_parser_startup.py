@@ -6,12 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from support.awake import STANDSTILL_S
 from support.formats import HERMES, write_format_model
 from support.tiny_model import write_tiny_model
-
-pytestmark = pytest.mark.timeout(120)  # the library takes 10 s to import
 
 
 def start(
@@ -24,7 +21,7 @@ def start(
         [sys.executable, "-c", script, *own, *arguments],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=90 + STANDSTILL_S,
         check=False,
     )
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from support.awake import within
 from tokenwire.protocol.messages import JsonObject
 from tokenwire.worker.sim.transfer import SideChannel
 
@@ -46,7 +47,7 @@ class Pair:
     async def read(self, handover: JsonObject, crc: int = CRC) -> str | None:
         """Return how a read ended."""
         self.decode.read("d", handover, crc)
-        async with asyncio.timeout(60):
+        async with within(60):
             request_id, error = await self.decode_table.arrived.get()
         assert request_id == "d"
         return error
@@ -87,7 +88,7 @@ async def test_an_empty_read_frees_without_reading() -> None:
     """Whatever the prompt was; the decode side hears nothing of it."""
     async with pair() as both:
         both.decode.free(both.prefill.offer("p", 20, [1]))
-        async with asyncio.timeout(60):
+        async with within(60):
             assert await both.prefill_table.taken.get() == "p"
         assert both.decode_table.arrived.empty()
 
@@ -142,7 +143,7 @@ async def test_garbage_is_hung_up_on() -> None:
                 "127.0.0.1", handover["remote_port"]
             )
             writer.write(garbage)
-            async with asyncio.timeout(60):
+            async with within(60):
                 assert await reader.read() == b""
             writer.close()
             await writer.wait_closed()

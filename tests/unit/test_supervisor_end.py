@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support import fake_children
+from support.awake import STANDSTILL_S
 from support.fake_children import LIMIT_S, gone, starting
 from tokenwire.deploy.supervisor import Timing
 
@@ -71,8 +72,14 @@ async def test_a_second_stop_kills_at_once(tmp_path: Path) -> None:
 @pytest.fixture
 def command_up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Give ``tokenwire-up`` as a process of its own, serving with fake children."""
-    command = [sys.executable, fake_children.__file__, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", fake_children.__name__, str(tmp_path)]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    ) as process:
         try:
             yield process
         finally:
@@ -105,7 +112,7 @@ def test_one_signal_ends_everything_with_0(
     logs = Path(text.split("logs in ")[1].splitlines()[0])
     assert logs.stat().st_mode & 0o777 == 0o700
     command_up.send_signal(number)
-    assert command_up.wait(LIMIT_S) == 0
+    assert command_up.wait(LIMIT_S + STANDSTILL_S) == 0
     assert not logs.exists()
     pids = noted_pids(tmp_path)
     assert len(pids) == 3

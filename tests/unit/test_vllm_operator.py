@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.awake import within
 from tokenwire.protocol.admin import Action, Pause, Resume, Sleep
 from tokenwire.protocol.messages import Sampling
 from tokenwire.worker.engine import AdminOutcome, EngineRequest
@@ -68,7 +69,8 @@ def operator(core: Core) -> Operator:
 async def do(one: Operator, action: Action, timeout_s: float = 0.0) -> AdminOutcome:
     """Do an action as the engine has it done."""
     one.expect(action)
-    return await asyncio.wait_for(one.do(action, timeout_s), 10)
+    async with within(60):
+        return await one.do(action, timeout_s)
 
 
 @pytest.mark.parametrize("action", [Pause("wait"), Sleep(0, "wait")])
@@ -113,7 +115,8 @@ async def test_a_resume_wins_over_the_pause_that_it_crosses(is_late: bool) -> No
     else:  # while the worker waits for what was aborted
         assert not (await do(one, Resume())).error
         pausing = asyncio.ensure_future(one.do(Pause("wait"), 0))
-    outcome = await asyncio.wait_for(pausing, 10)
+    async with within(60):
+        outcome = await pausing
     assert outcome.error == "it was resumed"
     assert not core.is_paused
     assert core.calls[-1] == "resume"
@@ -125,7 +128,8 @@ async def test_a_resume_that_the_core_gets_first_is_sent_again() -> None:
     one = operator(core)
     one.expect(Pause("wait"))
     both = [one.do(Resume(), 0), one.do(Pause("wait"), 0)]
-    resumed, paused = await asyncio.wait_for(asyncio.gather(*both), 10)
+    async with within(60):
+        resumed, paused = await asyncio.gather(*both)
     assert (resumed.error, paused.error) == ("", "it was resumed")
     assert core.calls == ["resume", "pause wait", "resume"]
     assert not core.is_paused

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Self
 import pytest
 import zmq
 
+from support.awake import STANDSTILL_S, within
 from tokenwire.protocol.codec import decode_from_worker, encode
 from tokenwire.protocol.messages import (
     PROTOCOL_VERSION,
@@ -35,7 +35,7 @@ from tokenwire.protocol.messages import (
 )
 from tokenwire.protocol.tokens import pack_ids
 
-WAIT_S = 25.0
+WAIT_S = 60.0  # a start takes a second; traced, on busy cores, several
 PATHS = os.pathsep.join(path for path in sys.path if path)
 
 
@@ -50,7 +50,7 @@ class Process:
     async def until_line(self, part: str) -> None:
         """Read stderr until a line has *part* in it."""
         assert self.process.stderr is not None
-        async with asyncio.timeout(WAIT_S):
+        async with within(WAIT_S):
             while line := (await self.process.stderr.readline()).decode():
                 self.lines.append(line.rstrip())
                 if part in line:
@@ -60,7 +60,7 @@ class Process:
     async def exit_code(self) -> int:
         """Read stderr to its end, and wait for the exit."""
         assert self.process.stderr is not None
-        async with asyncio.timeout(WAIT_S):
+        async with within(WAIT_S):
             rest = await self.process.stderr.read()
             self.lines += rest.decode().splitlines()
             return await self.process.wait()
@@ -96,7 +96,7 @@ class Client:
     def __init__(self, endpoint: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
+        self._socket.setsockopt(zmq.RCVTIMEO, int((WAIT_S + STANDSTILL_S) * 1000))
         self._socket.connect(endpoint)
 
     def __enter__(self) -> Self:
@@ -213,7 +213,7 @@ async def test_what_does_not_end_goes_on_elsewhere(
     tmp_path: Path, *, second_signal: bool
 ) -> None:
     """After the bound, or at a second signal; its frontend is told."""
-    options = ("--shutdown-timeout-s", "60" if second_signal else "0.1")
+    options = ("--shutdown-timeout-s", "3600" if second_signal else "0.1")
     args = ("--step-ms", "100")
     async with worker(tmp_path, *options, engine_args=args) as running:
         await running.until_line("serving")
@@ -221,14 +221,12 @@ async def test_what_does_not_end_goes_on_elsewhere(
             client.hello()
             client.submit("r", 5000)
             client.until_tokens()
-            started = time.monotonic()
             running.process.send_signal(signal.SIGTERM)
             await running.until_line("draining 1 requests")
             if second_signal:
                 running.process.send_signal(signal.SIGTERM)
             assert client.end().error_kind is ErrorKind.DRAINING
             assert await running.exit_code() == 0
-            assert time.monotonic() - started < 20
 
 
 async def test_kv_that_was_handed_over_may_be_read_before_the_exit(

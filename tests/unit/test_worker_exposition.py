@@ -9,9 +9,10 @@ from functools import partial
 
 import pytest
 
+from support.awake import STANDSTILL_S
 from tokenwire.worker.exposition import FRESH_S, MAX_TEXT_BYTES, Exposition
 
-WAIT_S = 10.0
+WAIT_S = 10.0 + STANDSTILL_S
 
 
 class Maker:

@@ -6,6 +6,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
+from support.awake import within
 from tokenwire.protocol.messages import ErrorKind, Finished, FinishReason
 from tokenwire.worker.engine import EngineLoad
 from tokenwire.worker.metrics import Metrics, engine_families, serve_metrics
@@ -94,7 +95,7 @@ async def test_the_page_is_on_the_given_host_at_a_free_port() -> None:
         assert server.url == f"http://127.0.0.1:{server.port}/metrics"
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-        async with asyncio.timeout(60):
+        async with within(60):
             answer = await reader.read()
         writer.close()
         await writer.wait_closed()
