@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.held import brake
 from support.stack import SimWorker, Stack, eventually, frontend
 from tokenwire.frontend import discovery
 from tokenwire.frontend.config import parse_config
@@ -69,6 +70,7 @@ async def test_what_runs_on_a_worker_that_leaves_the_list_goes_on(
         frontend(tiny_model) as running,
     ):
         await running.know([leaves])
+        held = brake(leaves.engine)
         asked = asyncio.create_task(ids(running, 300))
         await eventually(lambda: leaves.service.num_requests == 1)
         running.pool.set_endpoints([stays.link.endpoint])
@@ -78,6 +80,7 @@ async def test_what_runs_on_a_worker_that_leaves_the_list_goes_on(
         assert [one.leaving for one in running.pool.instances()] == [True, False]
 
         assert len(await ids(running, 3)) == 3
+        held.release()
         assert len(await asked) == 300
         assert left.worker_id == "leaves"
         await eventually(lambda: left.state is LinkState.CLOSED)

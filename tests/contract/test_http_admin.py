@@ -14,6 +14,8 @@ import pytest_asyncio
 
 from support.admin import adapter, admin_get, admin_post, weights
 from support.awake import within
+from support.clock import move_clock
+from support.held import held_reads, held_updates
 from support.stack import (
     MODEL_NAME,
     SimWorker,
@@ -22,6 +24,7 @@ from support.stack import (
     frontend,
     stack,
 )
+from tokenwire.frontend.stall import STALL_TIMEOUT_S
 from tokenwire.protocol.messages import Role
 
 PAIR = (Role.PREFILL, Role.DECODE)
@@ -211,13 +214,24 @@ async def eventually_cached(num_cached: Any) -> None:
 # --- pauses ------------------------------------------------------------------------------
 
 
+async def beats(running: Stack) -> None:
+    """Return when every worker has said once more how busy it is."""
+    links = list(running.pool.links)
+    before = [link.load for link in links]
+    await eventually(
+        lambda: all(
+            link.load is not load for link, load in zip(links, before, strict=True)
+        ),
+        "beats",
+    )
+
+
 @pytest.mark.parametrize("roles", [(Role.AGGREGATED,), PAIR])
 async def test_a_paused_worker_is_no_stalled_one(
-    tiny_model: Path, roles: Sequence[Role]
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, roles: Sequence[Role]
 ) -> None:
     """Far beyond the stall timeout its request stands still, and then goes on."""
-    arguments = ("--stall-timeout-s", "0.2", "--first-token-timeout-s", "0.4")
-    async with stack(tiny_model, roles, SLOW, arguments) as running:
+    async with stack(tiny_model, roles, SLOW) as running:
         whole = await ids(running, max_tokens=60)
         streamed = await begun(running)
         assert (await admin_post(running, "/pause?mode=keep")).json == {
@@ -225,9 +239,9 @@ async def test_a_paused_worker_is_no_stalled_one(
         }
         assert (await admin_get(running, "/is_paused")).json == {"is_paused": True}
         num_tokens = len(streamed.token_ids)
-        looked = asyncio.get_running_loop().time()
-        while asyncio.get_running_loop().time() < looked + 1.5:  # three looks or more
-            await asyncio.sleep(0.05)
+        for _ in range(int(2 * STALL_TIMEOUT_S)):
+            move_clock(monkeypatch, 1.0)
+            await beats(running)
             assert all(link.usable for link in running.pool.links)
         assert len(streamed.token_ids) == num_tokens
         assert (await admin_post(running, "/resume")).json == {"status": "resumed"}
@@ -637,9 +651,8 @@ async def test_a_prompt_computed_with_other_weights_is_computed_again(
 ) -> None:
     """KV is held for a decode leg that waits when the weights change."""
     roles = [Role.PREFILL, Role.DECODE]
-    slow_read = (*SLOW, "--transfer-ms", "500")
     async with (
-        workers(tiny_model, SLOW, slow_read, roles=roles) as made,
+        workers(tiny_model, SLOW, SLOW, roles=roles) as made,
         frontend(tiny_model) as running,
     ):
         await running.know(made)
@@ -647,10 +660,12 @@ async def test_a_prompt_computed_with_other_weights_is_computed_again(
         await admin_post(running, "/update_weights", {"weight_dir": str(folder)})
         new = await ids(running)
         await admin_post(running, "/update_weights", {"weight_dir": str(tiny_model)})
+        reads = held_reads(made[1].engine)
         reading = asyncio.create_task(running.complete(**{**ASKS, **VERSIONED}))
-        await eventually(lambda: made[1].service.num_requests == 1, "it reads")
+        await eventually(lambda: reads.num_waiting == 1, "it reads")
         body = {"weight_dir": str(folder), "weight_version": "again"}
         assert (await admin_post(running, "/update_weights", body)).status == 200
+        reads.release()
         reply = await reading
         assert reply.status == 200
         assert reply.json["nvext"]["weight_version"] == "again"
@@ -712,19 +727,30 @@ async def test_a_pair_of_two_minds_hands_nothing_over(
 
 
 async def test_a_worker_that_hangs_is_named_and_bounded(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is the worker's as well: it is free for the next action."""
     hanging = (*FAST, "--fault", "hang-admin@1")
-    arguments = ("--admin-timeout-s", "0.3")
+    arguments = ("--admin-timeout-s", "50")
     async with (
         workers(tiny_model, FAST, hanging) as made,
         frontend(tiny_model, arguments) as running,
     ):
         await running.know(made)
-        failed = await admin_post(running, "/pause")
+        pausing = asyncio.create_task(admin_post(running, "/pause"))
+        first, second = running.pool.links
+        await eventually(
+            lambda: (
+                first.status.paused
+                and not first.status.busy
+                and second.status.busy == "pause"
+            ),
+            "one has done it, one hangs",
+        )
+        move_clock(monkeypatch, 50.0)
+        failed = await pausing
         assert failed.status == 500
-        assert "w1: it was not done within 0.3 s" in failed.error["message"]
+        assert "w1: it was not done within 50 s" in failed.error["message"]
         paused = {one["worker_id"]: one["paused"] for one in failed.json["workers"]}
         assert paused == {"w0": True, "w1": False}
         assert (await admin_post(running, "/resume")).status == 200
@@ -755,9 +781,8 @@ async def test_a_worker_lost_under_an_action_ends_it(tiny_model: Path) -> None:
 
 async def test_one_action_at_a_time(tiny_model: Path, tmp_path: Path) -> None:
     """A second one is told to come again; the first is not disturbed."""
-    async with stack(
-        tiny_model, (Role.AGGREGATED,), (*FAST, "--update-ms", "300")
-    ) as s:
+    async with stack(tiny_model, (Role.AGGREGATED,), FAST) as s:
+        update = held_updates(s.workers[0].engine)
         body = {"weight_dir": str(weights(tmp_path))}
         first = asyncio.create_task(admin_post(s, "/update_weights", body))
         link = next(iter(s.pool.links))
@@ -765,6 +790,7 @@ async def test_one_action_at_a_time(tiny_model: Path, tmp_path: Path) -> None:
         second = await admin_post(s, "/reset_prefix_cache")
         assert (second.status, second.headers["Retry-After"]) == (503, "1")
         assert "update_weights is under way" in second.error["message"]
+        update.release()
         assert (await first).status == 200
 
 
@@ -772,14 +798,15 @@ async def test_an_action_goes_on_when_its_client_leaves(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """An update that stopped half way would leave the workers paused."""
-    async with stack(
-        tiny_model, (Role.AGGREGATED,), (*FAST, "--update-ms", "300")
-    ) as s:
+    async with stack(tiny_model, (Role.AGGREGATED,), FAST) as s:
+        update = held_updates(s.workers[0].engine)
         body = {"weight_dir": str(weights(tmp_path / "new"))}
         asking = asyncio.create_task(admin_post(s, "/update_weights", body))
         link = next(iter(s.pool.links))
         await eventually(lambda: link.status.busy == "update_weights", "it loads")
         asking.cancel()
+        await asyncio.wait([asking])
+        update.release()
         await eventually(lambda: link.weight_version == "new", "it is updated")
         await eventually(lambda: not link.status.paused, "and resumed")
         assert (await s.complete(**ASKS)).status == 200

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from support.admin import adapter, admin_post, weights
+from support.held import held_updates
 from support.stack import MODEL_NAME, Reply, Stack, eventually, stack
 from tokenwire.frontend.link import Link
 from tokenwire.protocol.messages import Role
 
 TWO = (Role.AGGREGATED, Role.AGGREGATED)
-SLOW = ("--step-ms", "10", "--update-ms", "300")
+SLOW = ("--step-ms", "10")
 ASKS: dict[str, Any] = {
     "model": MODEL_NAME,
     "prompt": [100, 101, 102],
@@ -35,12 +36,20 @@ async def busy(model: Path) -> AsyncGenerator[tuple[Stack, list[asyncio.Task[Rep
         await running.idle()
 
 
-async def cut(running: Stack, link: Link, path: str, body: Any = None) -> Reply:
-    """Lose a link while its worker does what is asked for; return the answer."""
-    acting = asyncio.create_task(admin_post(running, path, body))
-    await eventually(lambda: link.status.busy == path[1:], "it is under way")
+async def cut(running: Stack, link: Link, body: Any) -> Reply:
+    """Lose a link while its worker updates its weights; return the answer."""
+    held = [
+        held_updates(worker.engine)
+        for worker in running.workers
+        if worker.name == link.worker_id
+    ]
+    acting = asyncio.create_task(admin_post(running, "/update_weights", body))
+    await eventually(lambda: link.status.busy == "update_weights", "it is under way")
     link.disconnected()
-    return await acting
+    answer = await acting
+    for one in held:
+        one.release()
+    return answer
 
 
 def stands(link: Link) -> bool:
@@ -55,7 +64,7 @@ async def test_what_the_plane_has_paused_it_resumes_with_the_next_update(
     async with stack(tiny_model, TWO, SLOW) as running:
         link = list(running.pool.links)[1]
         body = {"weight_dir": str(weights(tmp_path))}
-        failed = await cut(running, link, "/update_weights", body)
+        failed = await cut(running, link, body)
         assert failed.status == 500
         link.connected()
         await eventually(lambda: stands(link), "it is back, paused")
@@ -71,7 +80,7 @@ async def test_nothing_is_well_while_a_worker_stands_that_cannot_be_told(
     async with stack(tiny_model, TWO, SLOW) as running:
         link = list(running.pool.links)[1]
         body = {"weight_dir": str(weights(tmp_path))}
-        await cut(running, link, "/update_weights", body)
+        await cut(running, link, body)
         for path, given in (("/update_weights", body), ("/resume", None)):
             failed = await admin_post(running, path, given)
             assert failed.status == 500
@@ -87,7 +96,7 @@ async def test_a_users_pause_stays_the_users(tiny_model: Path, tmp_path: Path) -
     async with stack(tiny_model, TWO, SLOW) as running:
         link = list(running.pool.links)[1]
         body = {"weight_dir": str(weights(tmp_path))}
-        await cut(running, link, "/update_weights", body)
+        await cut(running, link, body)
         link.connected()
         await eventually(lambda: stands(link), "it is back, paused")
         path = f"/v1/rl/workers/{link.worker_id}/pause"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from support.held import Held, brake
 from support.stack import SimWorker, Stack, eventually, stack
 from tokenwire.protocol.messages import Role
 
@@ -101,12 +102,30 @@ def busy(served: Stack) -> SimWorker:
     return worker
 
 
-async def under_way(served: Stack, **fields: Any) -> tuple[Stream, asyncio.Task[None]]:
-    """Return a stream that has brought some tokens."""
+def decoders(served: Stack) -> list[SimWorker]:
+    """Return the workers that make output."""
+    return [one for one in served.workers if one.role is not Role.PREFILL]
+
+
+async def lose(victim: SimWorker, brakes: list[Held]) -> None:
+    """Let a worker die while its engine stands still, and the others go on."""
+    await victim.die()
+    for held in brakes:
+        held.release()
+
+
+async def broken(served: Stack, **fields: Any) -> tuple[Stream, SimWorker]:
+    """Run a stream whose worker is lost when it has brought some tokens."""
     stream = Stream()
+    brakes = [
+        brake(one.engine, lambda: len(stream.chunks) > 8) for one in decoders(served)
+    ]
     task = asyncio.create_task(stream.run(served, **fields))
-    await eventually(lambda: len(stream.chunks) > 8, "tokens")
-    return stream, task
+    await eventually(lambda: any(held.num_waiting for held in brakes), "tokens")
+    victim = busy(served)
+    await lose(victim, brakes)
+    await task
+    return stream, victim
 
 
 @pytest.mark.pitfall(9)
@@ -115,10 +134,7 @@ async def test_a_lost_worker_is_a_pause(served: Stack) -> None:
     """Ids, text, logprobs and usage are those of an undisturbed run; it is named who served."""
     calm = Stream()
     await calm.run(served, cache_salt="calm")
-    stream, task = await under_way(served, cache_salt="broken")
-    victim = busy(served)
-    await victim.die()
-    await task
+    stream, victim = await broken(served, cache_salt="broken")
 
     assert stream.done
     assert stream.content == calm.content
@@ -137,9 +153,7 @@ async def test_what_was_cached_is_still_known(served: Stack) -> None:
     calm = Stream()
     await calm.run(served, **message)
     assert calm.usage["prompt_tokens_details"]["cached_tokens"] > 0
-    stream, task = await under_way(served, **message)
-    await busy(served).die()
-    await task
+    stream, _ = await broken(served, **message)
 
     assert stream.content == calm.content
     assert stream.usage == calm.usage
@@ -147,11 +161,9 @@ async def test_what_was_cached_is_still_known(served: Stack) -> None:
 
 async def test_a_grammar_or_a_veto_is_an_error_event(served: Stack) -> None:
     """What may not be moved ends clearly, and only that."""
-    stream, task = await under_way(
+    stream, _ = await broken(
         served, nvext={"extra_fields": EVERYTHING, "migratable": False}
     )
-    await busy(served).die()
-    await task
 
     assert stream.done
     assert "migratable" in stream.chunks[-1]["error"]["message"]
@@ -159,9 +171,7 @@ async def test_a_grammar_or_a_veto_is_an_error_event(served: Stack) -> None:
 
 async def test_the_metric_says_so(served: Stack) -> None:
     """Moved outputs are counted, with whether they are exact."""
-    _, task = await under_way(served)
-    await busy(served).die()
-    await task
+    await broken(served)
     text = (await served.get("/metrics")).text
 
     assert 'tokenwire_migrations_total{exactness="exact",kind="engine"} 1.0' in text
@@ -174,11 +184,21 @@ async def test_many_streams_lose_nothing(served: Stack) -> None:
     calm = Stream()
     await calm.run(served)
     streams = [Stream() for _ in range(30)]
+    workers = decoders(served)
+    brakes = [brake(one.engine) for one in workers]
     tasks = [asyncio.create_task(stream.run(served)) for stream in streams]
-    await eventually(lambda: all(len(s.chunks) > 8 for s in streams), "tokens")
-    victim = served.workers[-1]
-    assert victim.engine.load().num_running == 15  # the load is even
-    await victim.die()
+    await eventually(
+        lambda: sum(one.service.num_requests for one in workers) == 30, "all are there"
+    )
+    for held in brakes:
+        held.release()
+    brakes = [
+        brake(one.engine, lambda: all(len(s.chunks) > 8 for s in streams))
+        for one in workers
+    ]
+    await eventually(lambda: all(held.num_waiting for held in brakes), "tokens")
+    assert [one.service.num_requests for one in workers] == [15, 15]  # an even load
+    await lose(workers[-1], brakes)
     await asyncio.gather(*tasks)
 
     assert all(stream.content == calm.content for stream in streams)
