@@ -11,10 +11,19 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.stack import SimWorker, Stack, frontend, stack
+from tokenwire.frontend import engine_metrics
+from tokenwire.frontend.engine_metrics import WAIT_S
 from tokenwire.protocol.messages import ORPHANED_KV, Role
 from tokenwire.worker.exposition import Exposition
 
 PAIR = (Role.PREFILL, Role.DECODE)
+
+
+@pytest.fixture(autouse=True)
+def _one_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the workers asked once in a test, and waited for, however slow it all is."""
+    monkeypatch.setattr(engine_metrics, "FRESH_S", 3600.0)
+    monkeypatch.setattr(engine_metrics, "WAIT_S", 3600.0)
 
 
 @pytest_asyncio.fixture
@@ -86,6 +95,7 @@ async def test_a_worker_that_is_frozen_is_left_out(
     pair: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page comes without it after a second, and says that it was late."""
+    monkeypatch.setattr(engine_metrics, "WAIT_S", WAIT_S)
     frozen = asyncio.Event()
     worker = pair.workers[0]
 

@@ -7,14 +7,18 @@ import contextlib
 import gzip
 import json
 import socket
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from support.awake import within
+from support.clock import MovedClock
 from support.stack import Reply, Stack, eventually, frontend, stack
+from tokenwire.frontend import intake
 from tokenwire.protocol.messages import Role
 
 SMALL = (
@@ -57,11 +61,22 @@ async def metric(running: Stack, name: str) -> float:
     return 0.0
 
 
+async def becomes(running: Stack, name: str, value: float) -> None:
+    """Return when a metric of the frontend is *value*."""
+    async with within(60):
+        while await metric(running, name) != value:
+            await asyncio.sleep(0.01)
+
+
 async def waits(running: Stack, number: int) -> None:
     """Return when so many sequences wait in the frontend."""
-    async with within(60):
-        while await metric(running, "tokenwire_queue_requests") != number:
-            await asyncio.sleep(0.01)
+    await becomes(running, "tokenwire_queue_requests", number)
+
+
+async def idle(running: Stack) -> None:
+    """Return when the workers have nothing left, and the frontend knows."""
+    await running.idle()
+    await becomes(running, "tokenwire_requests_admitted", 0)
 
 
 async def full(running: Stack, key: str = "", **body: Any) -> list[asyncio.Task[Reply]]:
@@ -107,8 +122,7 @@ async def test_a_full_queue_answers_429(tiny_model: Path) -> None:
         replies = await asyncio.gather(*waiting)
         assert [reply.status for reply in replies] == [200, 200]
         assert replies[0].json["usage"]["completion_tokens"] == 3
-        await running.idle()
-        assert await metric(running, "tokenwire_requests_admitted") == 0
+        await idle(running)
 
 
 async def test_a_refused_request_is_not_tokenized(
@@ -251,11 +265,7 @@ async def test_a_slow_reader_holds_no_place(tiny_model: Path) -> None:
             worker = running.workers[0]
             await eventually(lambda: worker.service.num_requests == 1, "it runs")
             # 10 MB, of which the kernel takes 4.
-            async with within(60):
-                while not worker.idle or await metric(
-                    running, "tokenwire_requests_admitted"
-                ):
-                    await asyncio.sleep(0.01)
+            await idle(running)
             assert await metric(running, "tokenwire_requests_inflight") == 1
 
 
@@ -291,13 +301,19 @@ async def test_what_waits_is_served_by_a_worker_that_comes_back(
         assert [reply.status for reply in replies] == [200, 200]
 
 
-async def test_without_a_worker_the_wait_ends_with_503(tiny_model: Path) -> None:
+async def test_without_a_worker_the_wait_ends_with_503(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bound holds also when there is nobody to wait for."""
-    async with small(tiny_model, "--max-queue-wait-s", "1") as running:
+    clock = MovedClock(time.monotonic)
+    monkeypatch.setattr(intake, "time", SimpleNamespace(monotonic=clock))
+    async with small(tiny_model, "--max-queue-wait-s", "100") as running:
         busy = await full(running)
         waiting = ask(running)
         await waits(running, 1)
         await running.workers[0].die()
+        await eventually(lambda: not running.pool.ready, "the worker is lost")
+        clock.by_s += 100.0
         refused(await waiting, 503, "no_worker")
         await left(*busy)
 
@@ -368,8 +384,7 @@ async def test_prefill_and_decode_workers_are_filled(tiny_model: Path) -> None:
         tasks = [ask(running, max_tokens=3) for _ in range(30)]
         replies = await asyncio.gather(*tasks)
         assert {reply.status for reply in replies} == {200}
-        await running.idle()
-        assert await metric(running, "tokenwire_requests_admitted") == 0
+        await idle(running)
 
 
 def _post(port: int, size: int, *, chunked: bool = False) -> socket.socket:
@@ -443,9 +458,7 @@ async def test_a_second_frontend_gets_its_share(tiny_model: Path) -> None:
         late = ask(second)
         await waits(second, 1)
         # What ends makes no room for who has more than its half, once it is known.
-        async with within(60):  # it may use a limit that is 10 ms old
-            while await metric(first, "tokenwire_requests_limit") != 3:
-                await asyncio.sleep(0.01)
+        await becomes(first, "tokenwire_requests_limit", 3)  # it may be 10 ms old
         await left(busy[0])
         await eventually(lambda: worker.service.num_requests == 8, "one has left")
         assert await metric(first, "tokenwire_queue_requests") == 2

@@ -208,7 +208,7 @@ async def test_a_session_of_another_form_is_refused_in_a_body(
 @pytest.mark.parametrize("value", ["", "a b", "x" * 4_000, "a\tb", "é"])
 async def test_a_header_may_have_any_form(tiny_model: Path, value: str) -> None:
     """Gateways put tokens there: it is a hint, and no request fails for it."""
-    async with stack(tiny_model, AGGREGATED) as served:
+    async with stack(tiny_model, AGGREGATED, ("--step-ms", "5")) as served:
         first = await worker_of(served, value)
         async with background(served, value):
             assert not value or await worker_of(served, value) == first
