@@ -137,7 +137,10 @@ async def test_an_output_that_cannot_go_on_says_so(
     tiny_model: Path, stream: bool
 ) -> None:
     """Never silence and never half an answer with 200: an error, and the end."""
-    async with stack(tiny_model, options=("--step-ms", "20")) as running:
+    arguments = ("--worker-wait-s", "0.2")
+    async with stack(
+        tiny_model, options=("--step-ms", "20"), arguments=arguments
+    ) as running:
         call = asyncio.create_task(
             running.complete(prompt=[5], max_tokens=1000, stream=stream, **IDS)
         )
@@ -254,7 +257,7 @@ async def test_nothing_is_kept_of_requests_that_are_over(tiny_model: Path) -> No
 @pytest.mark.pitfall(33)
 async def test_liveness_is_its_own_and_readiness_the_workers(tiny_model: Path) -> None:
     """At its bound it is alive and ready; without its worker alive, and not ready."""
-    arguments = ("--max-inflight-requests", "1")
+    arguments = ("--max-inflight-requests", "1", "--worker-wait-s", "0.2")
     options = ("--step-ms", "50")
     async with stack(tiny_model, options=options, arguments=arguments) as running:
         call = asyncio.create_task(running.complete(prompt="a", max_tokens=100))

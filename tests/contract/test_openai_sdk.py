@@ -21,6 +21,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "alias": {"return_token_ids": True},
     "selector": {"nvext": {"extra_fields": ["completion_token_ids", "engine_data"]}},
 }
+WAIT = ("--worker-wait-s", "0.2")  # for another worker: there is none
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -168,7 +169,7 @@ async def test_busy_frontends_are_retryable(tiny_model: Path) -> None:
 async def test_an_error_in_a_stream_is_an_exception(tiny_model: Path) -> None:
     """A worker that dies amid a stream is an APIError, never a short answer."""
     async with (
-        stack(tiny_model, (Role.AGGREGATED,), ("--step-ms", "5")) as served,
+        stack(tiny_model, (Role.AGGREGATED,), ("--step-ms", "5"), WAIT) as served,
         AsyncOpenAI(base_url=served.url + "/v1", api_key="x", max_retries=0) as client,
     ):
         chunks = await client.completions.create(
