@@ -1,4 +1,4 @@
-"""Runs one case of the fault suite, and judges it.
+"""Runs one case of the fault suite, and judges it; its limits are of awake time.
 
 Each request is asked twice: of an undisturbed worker, and where the faults strike. The
 two answers must be equal to the token, and when all is over nothing may be held.
@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import logging
 import random
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from faults_parts import Case, digest
 from faults_plan import plan, plan_digest
 from faults_stage import LeapingLoop, Stage, turn_date
 
+from support.awake import Awake
 from support.stack import Stack, stack
 
 __all__ = ["Result", "run_case"]
@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 REQUEST_S = 30.0
 """A request that has not ended by then is lost: every bound of the case is shorter."""
 
-HUNG_S = 120.0
-"""A case that blocks its process for so long ends it, with a traceback: a bug as well."""
+HUNG_S = 180.0
+"""A case that blocks its process for so long ends it, with a traceback: a bug as well. A
+machine may stand still for a minute of it."""
 
 LEAK_S = 4.0
 """What is held so long after the last answer has leaked; leases of the cases: 2 s."""
@@ -105,8 +106,8 @@ async def _ask_all(
         call = ask(at.client, at.url, one, body)
         director.clients[index] = asyncio.create_task(call)
     pending = set(director.clients.values())
-    give_up_at = time.monotonic() + REQUEST_S  # the loop's clock may leap
-    while pending and time.monotonic() < give_up_at:
+    awake = Awake()
+    while pending and awake.seconds < REQUEST_S:
         _, pending = await asyncio.wait(pending, timeout=0.5)
     answers: list[Answer | None] = []
     for client in director.clients.values():
@@ -166,16 +167,16 @@ def _content(answer: Answer) -> object:
 
 
 async def _nothing_left(stage: Stage) -> dict[str, int]:
-    deadline = time.monotonic() + LEAK_S
-    while (left := stage.leaks()) and time.monotonic() < deadline:
+    awake = Awake()
+    while (left := stage.leaks()) and awake.seconds < LEAK_S:
         await asyncio.sleep(LOOK_S)
     return left
 
 
 async def _whole_again(stage: Stage) -> list[str]:
     """Wait until every frontend is connected to every worker; return what is not."""
-    deadline = time.monotonic() + RECONNECT_S
-    while (missing := stage.missed()) and time.monotonic() < deadline:
+    awake = Awake()
+    while (missing := stage.missed()) and awake.seconds < RECONNECT_S:
         await asyncio.sleep(LOOK_S)
     return missing
 
@@ -189,8 +190,8 @@ async def _is_noticed(case: Case, stage: Stage, director: Director) -> bool:
     actions = {strike.action for strike in case.strikes}
     if not actions or not actions <= FORBIDDEN or not director.num_struck:
         return True
-    deadline = time.monotonic() + LEAK_S
-    while not stage.num_violations and time.monotonic() < deadline:
+    awake = Awake()
+    while not stage.num_violations and awake.seconds < LEAK_S:
         await asyncio.sleep(LOOK_S)
     return bool(stage.num_violations)
 

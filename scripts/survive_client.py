@@ -82,12 +82,18 @@ class Client:
     """Streams completions; one HTTP connection a request."""
 
     def __init__(
-        self, url: str, model: str, max_tokens: int, selector: Mapping[str, Any]
+        self,
+        url: str,
+        model: str,
+        max_tokens: int,
+        selector: Mapping[str, Any],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._url = url
         self._model = model
         self._max_tokens = max_tokens
         self._selector = selector  # how token ids are asked for
+        self._clock = clock
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     async def close(self) -> None:
@@ -126,7 +132,7 @@ class Client:
                         on_output()
         except TimeoutError:
             answer.error = f"nothing more within {GIVE_UP_S:.0f} s"
-            answer.times.append(time.monotonic())  # the wait was a pause
+            answer.times.append(self._clock())  # the wait was a pause
         except aiohttp.ClientError as error:
             answer.error = f"{type(error).__name__}: {error}"
         return answer
@@ -138,8 +144,7 @@ class Client:
         await asyncio.gather(*(self.ask(one, **fields) for one in answers))
         return answers
 
-    @staticmethod
-    def _take(answer: Answer, line: bytes) -> bool:
+    def _take(self, answer: Answer, line: bytes) -> bool:
         """Take a line of the stream; return whether it brought output."""
         if not line.startswith(b"data: "):
             return False
@@ -159,6 +164,6 @@ class Client:
             answer.text += choice.get("text") or ""
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
             ids = ids or choice.get("token_ids") or []
-            answer.times.append(time.monotonic())
+            answer.times.append(self._clock())
         answer.token_ids += ids
         return bool(choices)

@@ -118,28 +118,43 @@ class Outcome:
 
 
 async def until(
-    condition: Callable[[], bool], what: str, timeout_s: float = GIVE_UP_S
+    condition: Callable[[], bool],
+    what: str,
+    timeout_s: float = GIVE_UP_S,
+    clock: Callable[[], float] = time.monotonic,
 ) -> float:
-    """Return how long it took until *condition* held.
+    """Return how long, by *clock*, it took until *condition* held.
 
     Raises:
         TimeoutError: It did not, within *timeout_s*.
     """
-    began = time.monotonic()
+    began = clock()
     while not await asyncio.to_thread(condition):
-        if time.monotonic() - began > timeout_s:
+        if clock() - began > timeout_s:
             msg = f"not within {timeout_s:.0f} s: {what}"
             raise TimeoutError(msg)
         await asyncio.sleep(LOOK_S)
-    return time.monotonic() - began
+    return clock() - began
 
 
 class Scenarios:
-    """The scenarios, on one stack; they may follow each other in any order."""
+    """The scenarios, on one stack; they may follow each other in any order.
 
-    def __init__(self, stack: Stack, max_tokens: int) -> None:
+    Args:
+        stack: Who serves.
+        max_tokens: Of each output.
+        clock: In seconds, for pauses and how long something takes.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        max_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.stack = stack
-        self.client = Client(stack.url, stack.model, max_tokens, stack.selector)
+        self._clock = clock
+        self.client = Client(stack.url, stack.model, max_tokens, stack.selector, clock)
         self.calm: dict[int, Answer] = {}
         self.undisturbed: list[Outcome] = []
 
@@ -330,18 +345,20 @@ class Scenarios:
         everything = ("running", "waiting", "kv")
         if not self.stack.shows_counts:
             return float("nan"), 0.0
-        began = time.monotonic()
+        began, clock = self._clock(), self._clock
         try:
-            took_s = await until(lambda: not busy(everything), "empty", KV_FREE_S)
+            took_s = await until(
+                lambda: not busy(everything), "empty", KV_FREE_S, clock
+            )
         except TimeoutError:
             held = await asyncio.to_thread(busy, ("kv",))
         else:
             return took_s, 0.0
         try:
-            await until(lambda: not busy(everything), "empty", SETTLE_S)
+            await until(lambda: not busy(everything), "empty", SETTLE_S, clock)
         except TimeoutError:
             return float("inf"), held
-        return time.monotonic() - began, held
+        return clock() - began, held
 
 
 async def _leave(calls: Sequence[asyncio.Task[Answer]]) -> None:

@@ -13,6 +13,7 @@ import pytest_asyncio
 from survive_processes import TokenwireStack
 from survive_scenarios import Outcome, Scenarios
 
+from support.awake import Awake
 from support.real_stack import LOAD_S, NAME
 from support.up import up
 from support.vllm_engine import MODEL
@@ -61,7 +62,8 @@ async def survivors(
         },
     ) as running:
         stack = TokenwireStack(running.process.pid, running.url, running.log, ROLES)
-        scenarios = Scenarios(stack, NUM_TOKENS)
+        awake = Awake()  # a machine that stood still is no pause of the stack's
+        scenarios = Scenarios(stack, NUM_TOKENS, lambda: awake.seconds)
         try:
             await stack.whole()
             yield scenarios
