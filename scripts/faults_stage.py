@@ -17,6 +17,7 @@ from faults_parts import TOPOLOGIES, Case
 from faults_proxy import Proxy, Watcher
 from ports import free_port
 
+from support.awake import within
 from support.stack import BOUNDS, SimWorker, Stack, frontend
 from tokenwire.frontend.link import LinkState
 from tokenwire.protocol.messages import Role
@@ -38,7 +39,7 @@ FRONTEND = (
 )
 FRONTEND_LOST_AFTER_S = 3.0  # frontends beat once a second
 TICK_S = 0.05
-READY_S = 10.0
+READY_S = 30.0
 _real_time = time.time
 
 
@@ -147,7 +148,7 @@ class Stage:
                 self.proxies.append(proxy)
             running.pool.set_endpoints(endpoints)
         self._spawn(self._tick())
-        async with asyncio.timeout(READY_S):
+        async with within(READY_S):
             while not all(self._ready(one) for one in self.frontends):
                 await asyncio.sleep(0.01)
         return self

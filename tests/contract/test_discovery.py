@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from support.held import brake
 from support.stack import SimWorker, Stack, eventually, frontend
@@ -35,7 +36,8 @@ async def working(
     folder: Path, name: str, role: Role = Role.AGGREGATED, **card: Any
 ) -> AsyncGenerator[SimWorker]:
     """Run a worker whose card says *card*."""
-    worker = SimWorker(folder, role, name, STEP)
+    listen = f"tcp://127.0.0.1:{free_port()}"  # for a successor, too
+    worker = SimWorker(folder, role, name, STEP, listen=listen)
     try:
         await worker.start(**card)
         yield worker

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from ports import free_port
 
 from support.admin import adapter, admin_get, admin_post, weights
 from support.awake import within
@@ -499,7 +500,13 @@ async def workers(
 ) -> AsyncGenerator[list[SimWorker]]:
     """Run workers, each with its own options."""
     made = [
-        SimWorker(model, (roles or [Role.AGGREGATED] * 9)[n], f"w{n}", one)
+        SimWorker(
+            model,
+            (roles or [Role.AGGREGATED] * 9)[n],
+            f"w{n}",
+            one,
+            listen=f"tcp://127.0.0.1:{free_port()}",  # for its successor, too
+        )
         for n, one in enumerate(options)
     ]
     try:

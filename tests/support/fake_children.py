@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from support.awake import STANDSTILL_S, within
 from tokenwire.deploy import up
 from tokenwire.deploy.plan import FrontendSpec, Plan, WorkerSpec
-from tokenwire.deploy.probe import usable_port
 from tokenwire.deploy.restart import RestartPolicy
 from tokenwire.deploy.supervisor import Supervisor, Timing
 
@@ -177,7 +177,7 @@ async def starting(folder: Path) -> AsyncGenerator[Start]:
         **behaviours: list[str],
     ) -> Setup:
         named = {name.replace("_", "-"): value for name, value in behaviours.items()}
-        port = usable_port("127.0.0.1", 0)
+        port = free_port()
         lines = Lines()
         supervisor = Supervisor(
             Plan(
@@ -224,7 +224,7 @@ def gone(pid: int) -> bool:
 def main() -> None:
     """Serve as ``tokenwire-up`` does, with fakes, until a signal."""
     folder = Path(sys.argv[1])
-    port = usable_port("127.0.0.1", 0)
+    port = free_port()
     plan = Plan(
         workers=[WorkerSpec("prefill-0", "prefill")],
         frontends=[FrontendSpec("frontend-0")],
