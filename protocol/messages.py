@@ -24,6 +24,7 @@ __all__ = [
     "ADMIN",
     "BY_PAUSE",
     "CAPTURE",
+    "GRAMMAR_REJECTS_PREFIX",
     "METRICS",
     "ORPHANED_KV",
     "PROTOCOL_VERSION",
@@ -87,6 +88,10 @@ STATUS = "status"
 BY_PAUSE = "paused"
 """``Finished.stop_reason`` with ABORT: an Admin has ended it, on purpose. What it has is
 its answer, and it does not go on elsewhere."""
+
+GRAMMAR_REJECTS_PREFIX = "grammar_rejects_prefix"
+"""``Finished.stop_reason`` with ERROR, of kind INVALID: the output that the sequence has
+had (``Submit.num_prior``) is none that its structured output could have begun with."""
 
 Seq = int | msgspec.UnsetType
 """1, 2, ... on its link and in its direction; an older peer sends none."""
@@ -380,7 +385,7 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     num_output_tokens: int  # as many ids as Tokens carried
     num_prompt_tokens: int = 0  # without ``Submit.num_prior``
     num_cached_tokens: int = 0  # of Submit's ids, with them
-    stop_reason: int | str | None = None  # the stop token that matched, or BY_PAUSE
+    stop_reason: int | str | None = None  # stop token that matched, BY_PAUSE, ...
     error_kind: ErrorKind | None = None
     error: str = ""
     prompt_token_ids: bytes | None = None  # as the engine saw them; if echo_prompt

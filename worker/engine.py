@@ -29,6 +29,7 @@ from tokenwire.protocol.messages import (
 )
 
 __all__ = [
+    "GRAMMAR_REFUSAL",
     "AdminOutcome",
     "Engine",
     "EngineFinished",
@@ -40,6 +41,12 @@ __all__ = [
     "EngineTokens",
     "Progress",
 ]
+
+
+GRAMMAR_REFUSAL = (
+    "the output so far does not fit the structured output that is asked for"
+)
+"""The error beside the stop reason ``GRAMMAR_REJECTS_PREFIX``."""
 
 
 @dataclass(slots=True, frozen=True)

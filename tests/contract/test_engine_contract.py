@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -197,6 +198,82 @@ async def test_a_prompt_goes_on_where_an_earlier_output_was_cut(engines: Sims) -
     assert bench.sink.ids["rest"] == whole[3:]
 
 
+SEEDED = {"temperature": 0.8, "seed": 11}
+PENALIZED = {
+    "presence_penalty": 0.6,
+    "frequency_penalty": 0.4,
+    "repetition_penalty": 1.2,
+}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 0.0}, SEEDED, SEEDED | PENALIZED, {"min_tokens": 8}],
+    ids=["greedy", "seeded", "penalized", "min_tokens"],
+)
+async def test_output_goes_on_behind_what_there_was(
+    engines: Sims, params: dict[str, float]
+) -> None:
+    """With the ids of a request that was never cut; what was there is not told again."""
+    bench = await engines.start()
+    if not bench.info.exactness:
+        pytest.skip("not this engine")
+    fields = {"max_tokens": 8, "temperature": 0.0, "logprobs": 1, **params}
+    sampling = msgspec.convert(fields, Sampling)
+    bench.engine.submit(engine_request("whole", PROMPT, sampling=sampling))
+    whole = await bench.sink.end("whole")
+    ids = bench.sink.ids["whole"]
+    for cut in (1, len(ids) - 1):
+        name = f"from {cut}"
+        prompt = PROMPT + ids[:cut]
+        bench.engine.submit(
+            engine_request(name, prompt, sampling=sampling, num_prior=cut)
+        )
+        end = await bench.sink.end(name)
+        assert bench.sink.ids[name] == ids[cut:]
+        assert (end.reason, end.stop_reason) == (whole.reason, whole.stop_reason)
+        assert (end.num_prompt_tokens, end.prompt_token_ids) == (len(PROMPT), PROMPT)
+        rows = [batch.logprobs for batch in bench.sink.batches[name]]
+        assert sum(len(row.ranks) for row in rows if row) == 4 * 2 * len(ids[cut:])
+    await bench.idle()
+
+
+async def test_cached_ids_count_with_the_output_that_there_was(engines: Sims) -> None:
+    """Also where they are more than the prompt has."""
+    bench = await engines.start()
+    if not bench.info.exactness:
+        pytest.skip("not this engine")
+    ids = [2000, *PROMPT * 10]
+    cached: list[int] = []
+    for num_prior in (0, len(ids) - 1):
+        sampling = Sampling(max_tokens=num_prior + 1, temperature=0.0, ignore_eos=True)
+        name = f"r{num_prior}"
+        bench.engine.submit(
+            engine_request(name, ids, sampling=sampling, num_prior=num_prior)
+        )
+        end = await bench.sink.end(name)
+        assert bench.sink.batches[name][0].num_cached_tokens == end.num_cached_tokens
+        cached.append(end.num_cached_tokens)
+    whole = (len(ids) - 1) // bench.info.block_size * bench.info.block_size
+    assert cached == [0, whole]
+    await bench.idle()
+
+
+async def test_an_abort_ends_what_goes_on_and_frees_it(engines: Sims) -> None:
+    """At once and while it decodes."""
+    bench = await engines.start()
+    if not bench.info.exactness:
+        pytest.skip("not this engine")
+    bench.engine.submit(engine_request("r", PROMPT, sampling=LONG, num_prior=20))
+    bench.engine.submit(engine_request("s", PROMPT, sampling=LONG, num_prior=20))
+    bench.engine.abort("s")
+    await bench.sink.until(lambda: "r" in bench.sink.ids)
+    bench.engine.abort("r")
+    for name in ("r", "s"):
+        assert (await bench.sink.end(name)).reason is FinishReason.ABORT
+    await bench.idle()
+
+
 async def test_a_stop_id_is_among_the_ids_and_is_the_reason(engines: Sims) -> None:
     """Stopping includes what stopped."""
     bench = await engines.start()
@@ -352,6 +429,40 @@ async def test_a_handed_over_request_gets_the_ids_of_a_whole_one(
     await prefill.sink.end("whole")
     assert decode.sink.ids["d"] == prefill.sink.ids["whole"]
     assert decode.sink.ids["d"][:1] == prefill.sink.ids["p"]
+    await decode.idle()
+    await prefill.idle()
+
+
+async def test_a_handed_over_request_goes_on_behind_what_there_was(
+    pair: tuple[Bench, Bench],
+) -> None:
+    """The prefill leg may count it or take it for a prompt: its KV is the same."""
+    prefill, decode = pair
+    prefill.engine.submit(engine_request("whole", PROMPT, sampling=GREEDY))
+    await prefill.sink.end("whole")
+    whole = prefill.sink.ids["whole"]
+    for num_prior in (3, 0):
+        name = f"p{num_prior}"
+        prompt = PROMPT + whole[:3]
+        prefill.engine.submit(
+            engine_request(
+                name, prompt, leg=Leg.PREFILL, sampling=GREEDY, num_prior=num_prior
+            )
+        )
+        end = await prefill.sink.end(name)
+        assert prefill.sink.ids[name] == whole[3:4]
+        decode.engine.submit(
+            engine_request(
+                name,
+                prompt,
+                leg=Leg.DECODE,
+                handover=end.handover,
+                sampling=GREEDY,
+                num_prior=3,
+            )
+        )
+        await decode.sink.end(name)
+        assert decode.sink.ids[name] == whole[3:]
     await decode.idle()
     await prefill.idle()
 

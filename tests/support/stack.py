@@ -202,6 +202,7 @@ class SimWorker:
             ],
             "hidden_state_layers": self._layers,
             "connector_compatibility": info.connector_compatibility,
+            "exactness": info.exactness,
         }
         registry = CollectorRegistry()
         self.service = Service(

@@ -226,6 +226,7 @@ def engine_request(
     cache_salt: str | None = None,
     sampling: Sampling | None = None,
     max_tokens: int = 4,
+    num_prior: int = 0,
 ) -> EngineRequest:
     """Return a request with the usual values where none are given."""
     return EngineRequest(
@@ -236,6 +237,7 @@ def engine_request(
         handover=handover,
         priority=priority,
         cache_salt=cache_salt,
+        num_prior=num_prior,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from support.worker_fakes import FakeTimers, engine_request, start_sim
 from tokenwire.protocol.messages import (
+    GRAMMAR_REJECTS_PREFIX,
     ErrorKind,
     FinishReason,
     Sampling,
@@ -120,6 +121,29 @@ async def test_a_scripted_prompt_may_have_a_grammar(tmp_path: Path) -> None:
     timers.advance(1.0)
     assert sink.ends["scripted"].reason is FinishReason.LENGTH
     assert sink.ends["other"].error_kind is ErrorKind.INVALID
+    await engine.stop()
+
+
+async def test_a_script_goes_on_behind_what_there_was_of_it(tmp_path: Path) -> None:
+    """Where that is not how it began, the grammar that it stands for refuses it."""
+    timers = FakeTimers()
+    script = tmp_path / "script.json"
+    script.write_text('[{"num_prompt_tokens": 1, "output_token_ids": [5, 6, 7]}]')
+    engine, sink, _ = await start_sim("--script", str(script), timers=timers)
+    grammar = StructuredOutput(kind="regex", spec="a+")
+    sampling = Sampling(max_tokens=3, structured_output=grammar)
+    for name, prior in (("rest", [5, 6]), ("other", [6])):
+        engine.submit(
+            engine_request(name, [8, *prior], sampling=sampling, num_prior=len(prior))
+        )
+    timers.advance(1.0)
+    assert sink.ids["rest"] == [7]
+    assert sink.ends["rest"].reason is FinishReason.LENGTH
+    refused = sink.ends["other"]
+    assert (refused.error_kind, refused.stop_reason) == (
+        ErrorKind.INVALID,
+        GRAMMAR_REJECTS_PREFIX,
+    )
     await engine.stop()
 
 

@@ -24,7 +24,10 @@ def test_every_option_has_its_field() -> None:
         "side-channel-host": "127.0.0.2", "side-channel-port": "99",
     }  # fmt: skip
     arguments = [f"--{name}={value}" for name, value in given.items()]
-    assert parse_options([*arguments, "--no-enable-prefix-caching"]) == SimOptions(
+    flags = ["--no-enable-prefix-caching", "--no-exact-resume", "--output-draws"]
+    assert parse_options([*arguments, *flags]) == SimOptions(
+        exact_resume=False,
+        output_draws=True,
         step_s=0.0025,
         prefill_tokens_per_s=0.0,
         tokens_per_step=2,

@@ -30,7 +30,7 @@ def sampler(
     request: EngineRequest, answer: Answer | None = None, rule: Rule = RULE
 ) -> Sampler:
     """Return a sampler for *request*."""
-    crc = crc32(pack_ids(request.token_ids))
+    crc = crc32(pack_ids(request.prompt_token_ids))
     return Sampler(rule, request, crc, MODEL.max_model_len, answer)
 
 
@@ -65,6 +65,59 @@ def test_a_prompt_that_ends_with_earlier_output_goes_on_as_before(
     whole = sampled(prompt=prompt, max_tokens=31)
     resumed = sampled(prompt=prompt + whole[:cut], max_tokens=31 - cut)
     assert whole[:cut] + resumed == whole
+
+
+@pytest.mark.parametrize("output_draws", [False, True])
+@pytest.mark.parametrize("cut", [1, 7, 19])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 1.0, "seed": 5, "ignore_eos": True},
+        {"temperature": 0.0, "presence_penalty": 0.5},
+        {"logprobs": 2, "min_tokens": 20, "stop_token_ids": list(MODEL.printable[::7])},
+    ],
+    ids=["plain", "seeded", "penalized", "careful"],
+)
+def test_output_that_there_was_changes_nothing(
+    params: dict[str, object], cut: int, *, output_draws: bool
+) -> None:
+    """What follows it are the ids of one that was never cut, and no other."""
+    rule = Rule(MODEL, output_draws=output_draws)
+    sampling = Sampling(**{"max_tokens": 20, **params})  # type: ignore[arg-type]
+    prompt = [5, 6, 7]
+    whole = run(sampler(engine_request(prompt=prompt, sampling=sampling), rule=rule))
+    resumed = sampler(
+        engine_request(prompt=prompt + whole[:cut], sampling=sampling, num_prior=cut),
+        rule=rule,
+    )
+    assert run(resumed, 2) == whole[cut:]
+    assert resumed.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("params", [{"seed": 5}, {"frequency_penalty": 0.5}])
+def test_draws_that_count_the_output_drift_without_its_length(
+    params: dict[str, object],
+) -> None:
+    """As on a real engine, which takes earlier output for a prompt."""
+    rule = Rule(MODEL, output_draws=True)
+    sampling = Sampling(**{"max_tokens": 20, **params})  # type: ignore[arg-type]
+    whole = run(sampler(engine_request(prompt=[5], sampling=sampling), rule=rule))
+    plain = engine_request(prompt=[5, *whole[:7]], sampling=sampling)
+    assert run(sampler(plain, rule=rule))[:13] != whole[7:]
+
+
+def test_other_weights_leave_the_output_before_as_it_is() -> None:
+    """The ids that were given stay those that the next ones follow from."""
+    request = engine_request(prompt=[5, 6, 7, 8], max_tokens=9, num_prior=2)
+    made = sampler(request)
+    made.take(1)
+    made.reweigh(3)
+    again = sampler(request)
+    again.reweigh(3)
+    assert made.output(0, 2) == [7, 8]
+    assert run(made)[:-1] != run(sampler(request))[1:-1]
+    assert again.take(1) != [7]
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 50])

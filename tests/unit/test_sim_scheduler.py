@@ -174,6 +174,39 @@ def test_when_blocks_run_out_the_youngest_starts_over_and_nobody_notices() -> No
     assert bench.scheduler.load() == EngineLoad()
 
 
+def test_what_goes_on_can_start_over_and_nobody_notices() -> None:
+    """Output that was there before is computed again, and no id is told twice."""
+    bench = Bench(replace(SMALL, num_blocks=8), max_model_len=32)
+    prompts = {"a": [1] * 8, "b": [2] * 8, "c": [3] * 8}
+    for name, prompt in prompts.items():
+        so_far = ids_alone(prompt, 16)[:6]
+        request = engine_request(name, prompt + so_far, max_tokens=16, num_prior=6)
+        bench.scheduler.add(request, 0.0)
+    bench.run()
+    assert bench.scheduler.num_preempted
+    for name, prompt in prompts.items():
+        assert bench.sink.ids[name] == ids_alone(prompt, 16)[6:]
+        assert bench.sink.ends[name].num_prompt_tokens == 8
+    assert bench.scheduler.load() == EngineLoad()
+
+
+def test_output_that_was_there_is_part_of_the_prefix_of_the_next_turn() -> None:
+    """Its blocks are found by who has the same ids, as whatever part of them."""
+    bench = Bench()
+    prompt = list(range(100, 110))
+    so_far = ids_alone(prompt, 16)[:10]
+    for name, num_prior in (("one", 10), ("two", 10), ("plain", 0)):
+        request = engine_request(
+            name, prompt + so_far, max_tokens=11, num_prior=num_prior
+        )
+        bench.scheduler.add(request, bench.now)
+        bench.run()
+    cached = [
+        bench.sink.ends[name].num_cached_tokens for name in ("one", "two", "plain")
+    ]
+    assert cached == [0, 16, 16]
+
+
 def test_an_aborted_request_ends_once_and_frees_its_blocks_wherever_it_is() -> None:
     """Waiting, prefilling, decoding; the second abort finds nothing."""
     options = replace(SMALL, max_num_batched_tokens=8, max_num_seqs=2)
@@ -223,9 +256,10 @@ def test_requests_that_cannot_run_end_with_their_reason() -> None:
         engine_request("long", [1] * 20),
         engine_request("none", [1], max_tokens=0),
         engine_request("alone", [1], leg=Leg.DECODE),
+        engine_request("over", [1, 2], max_tokens=1, num_prior=1),
     ]
     ends = [bench.scheduler.add(request, 0.0) for request in bad]
-    assert [end and end.error_kind for end in ends] == [ErrorKind.INVALID] * 4
+    assert [end and end.error_kind for end in ends] == [ErrorKind.INVALID] * 5
     assert ends[1] is not None
     assert "maximum context length is 20 tokens" in ends[1].error
     assert bench.step() is None

@@ -8,9 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tokenwire.protocol.admin import Action
-from tokenwire.protocol.messages import ErrorKind, FinishReason, JsonObject, Role
+from tokenwire.protocol.messages import (
+    GRAMMAR_REJECTS_PREFIX,
+    ErrorKind,
+    FinishReason,
+    JsonObject,
+    Role,
+)
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import (
+    GRAMMAR_REFUSAL,
     AdminOutcome,
     EngineFinished,
     EngineInfo,
@@ -95,7 +102,7 @@ class SimEngine:
         self._vocab_size = model.vocab_size
         self._scheduler = Scheduler(
             options,
-            Rule(model, options.mean_output_tokens),
+            Rule(model, options.mean_output_tokens, output_draws=options.output_draws),
             self._script,
             max_model_len,
             self._channel,
@@ -124,6 +131,7 @@ class SimEngine:
             dtype=model.dtype,
             connector="sim" if disaggregated else "",
             connector_compatibility=f"sim-{VERSION}" if disaggregated else "",
+            exactness="same_rng" if options.exact_resume else "",
         )
 
     def submit(self, request: EngineRequest) -> None:
@@ -137,14 +145,19 @@ class SimEngine:
             error = f"Token id {max(request.token_ids)} is out of vocabulary"
             self._end_soon(_refused(request, ErrorKind.INVALID, error))
             return
-        if (
-            request.sampling.structured_output is not None
-            and self._script.answer(request.token_ids) is None
-        ):
+        if request.sampling.structured_output is not None:
             # A script says what any grammar would have led to.
-            error = "The simulated engine has structured output by script alone"
-            self._end_soon(_refused(request, ErrorKind.INVALID, error))
-            return
+            answer = self._script.answer(request.prompt_token_ids)
+            if answer is None:
+                error = "The simulated engine has structured output by script alone"
+                self._end_soon(_refused(request, ErrorKind.INVALID, error))
+                return
+            prior = request.token_ids[request.num_prompt_tokens :]
+            expected = list(answer.token_ids[answer.start :][: len(prior)])
+            if expected != prior[: len(expected)]:
+                refused = _refused(request, ErrorKind.INVALID, GRAMMAR_REFUSAL)
+                self._end_soon(replace(refused, stop_reason=GRAMMAR_REJECTS_PREFIX))
+                return
         if refusal := self._saving.refusal(request):
             self._end_soon(_refused(request, ErrorKind.BUSY, refusal))
             return
@@ -332,8 +345,8 @@ def _refused(request: EngineRequest, kind: ErrorKind, error: str) -> EngineFinis
     return EngineFinished(
         request_id=request.request_id,
         reason=FinishReason.ERROR,
-        num_prompt_tokens=len(request.token_ids),
+        num_prompt_tokens=request.num_prompt_tokens,
         error_kind=kind,
         error=error,
-        prompt_token_ids=request.token_ids,
+        prompt_token_ids=request.prompt_token_ids,
     )

@@ -33,6 +33,8 @@ class SimOptions:
     faults: tuple[Fault, ...] = ()
     load_s: float = 0.0
     update_s: float = 0.0
+    exact_resume: bool = True
+    output_draws: bool = False
     transfer_s: float = 0.0
     kv_lease_s: float = 30.0  # vLLM's kv_lease_duration
     side_channel_host: str = "127.0.0.1"
@@ -69,6 +71,8 @@ def parse_options(arguments: Sequence[str]) -> SimOptions:
         faults=tuple(given.fault),
         load_s=given.load_ms / 1000,
         update_s=given.update_ms / 1000,
+        exact_resume=given.exact_resume,
+        output_draws=given.output_draws,
         transfer_s=given.transfer_ms / 1000,
         kv_lease_s=given.kv_lease_s,
         side_channel_host=given.side_channel_host,
@@ -152,6 +156,17 @@ def _parser() -> _Parser:
         metavar="KIND[=VALUE][@N]",
         help="die@N, freeze@N, slow=MS[@N], fail-handover[@N], drop-finish[@N], "
         "fail-update[@N], break-update[@N], hang-admin[@N]; repeatable",
+    )
+    add(
+        "--exact-resume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on exactly behind output of another worker",
+    )
+    add(
+        "--output-draws",
+        action="store_true",
+        help="seeds and penalties count the output, as a real engine's do",
     )
     add("--load-ms", type=_amount, default=0.0, help="duration of the start")
     add("--update-ms", type=_amount, default=0.0, help="duration of a weight update")

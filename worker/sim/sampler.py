@@ -4,6 +4,10 @@ The rule's next id depends on all ids before it (through their CRC-32), on the a
 position, on the seed and on the weights, and on nothing else. So prefill and decode workers agree, and
 a prompt that is an earlier prompt and the beginning of its output goes on as before.
 Sampling is greedy whatever the temperature; a seed counts if the temperature does.
+
+With ``--output-draws`` a seed and penalties also count how much output there is, as in a
+real engine: then such a prompt goes on as before only if it says how much of it is output
+(``EngineRequest.num_prior``), and drifts else.
 """
 
 from __future__ import annotations
@@ -39,15 +43,23 @@ class Rule:
         "extra_stop_ids",
         "ids",
         "mean_output_tokens",
+        "output_draws",
         "packed",
     )
 
-    def __init__(self, model: SimModel, mean_output_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        model: SimModel,
+        mean_output_tokens: int = 0,
+        *,
+        output_draws: bool = False,
+    ) -> None:
         self.ids = model.printable
         self.packed = [token_id.to_bytes(4, "little") for token_id in model.printable]
         self.eos_token_id = model.eos_token_id
         self.extra_stop_ids = model.extra_stop_ids
         self.mean_output_tokens = mean_output_tokens  # 0: EOS by script alone
+        self.output_draws = output_draws
 
 
 class Sampler:
@@ -57,6 +69,7 @@ class Sampler:
         "_ahead",
         "_answer",
         "_crc",
+        "_draw",
         "_eos",
         "_ids",
         "_last_reason",
@@ -90,11 +103,12 @@ class Sampler:
         weights: int = 0,
     ) -> None:
         sampling = request.sampling
-        limit = 1 if request.leg is Leg.PREFILL else sampling.max_tokens
+        num_prior = request.num_prior
+        limit = num_prior + 1 if request.leg is Leg.PREFILL else sampling.max_tokens
         self._rule = rule
         self._answer = answer
-        self._crc = self._prompt_crc = prompt_crc
-        self._num_prompt = len(request.token_ids)
+        self._prompt_crc = prompt_crc
+        self._num_prompt = request.num_prompt_tokens
         self._max_tokens = min(limit, max_model_len - self._num_prompt)
         self._min_tokens = min(sampling.min_tokens, self._max_tokens)
         self._eos = None if sampling.ignore_eos else rule.eos_token_id
@@ -104,6 +118,9 @@ class Sampler:
         self._stops = stops if self._eos is None else stops | {self._eos}
         seeded = sampling.temperature > 0 and sampling.seed is not None
         self._seed = _spread((sampling.seed or 0) + 1) if seeded else 0  # 0 is a seed
+        penalized = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        drifts = rule.output_draws and (seeded or penalized)
+        self._draw = _SPREAD if drifts else 0
         self._weights = 0
         self._width = -1 if sampling.logprobs is None else sampling.logprobs
         self._ids = rule.ids
@@ -119,12 +136,17 @@ class Sampler:
             and self._width < 0
             and not rule.mean_output_tokens
         )
-        self._ahead: list[int] = []  # the output, as far as it is decided
-        self._mixed: list[int] = []  # likewise, what the log probabilities come from
+        # The output, as far as it is decided: at first, what there was before.
+        self._ahead = (
+            request.token_ids[self._num_prompt :] if num_prior else list[int]()
+        )
+        self._crc = crc32(pack_ids(self._ahead), prompt_crc)
+        # Likewise, what the log probabilities come from; those of before are not asked.
+        self._mixed = [0] * num_prior
         self._limit = self._max_tokens  # ids in all; lowered when a stop is decided
         self._last_reason = FinishReason.LENGTH
         self._last_stop: int | None = None
-        self.num_output = 0
+        self.num_output = num_prior
         self.reason: FinishReason | None = None
         self.stop_reason: int | None = None
         self.logprobs: Logprobs | None = None  # of the ids that ``take`` returned last
@@ -162,7 +184,7 @@ class Sampler:
         return ahead[start:stop]
 
     def output(self, start: int, stop: int) -> list[int]:
-        """Return ids that were taken before."""
+        """Return ids that were taken before, or were there before."""
         return self._ahead[start:stop]
 
     def _decide(self, upto: int) -> None:
@@ -175,15 +197,20 @@ class Sampler:
         ids, packed = self._ids, self._packed
         size = len(ids)
         first = self._num_prompt + len(ahead)
+        draw = self._draw * len(ahead)
+        step = self._draw
         for position in range(first, self._num_prompt + upto):
-            index = ((crc ^ seed) + position) % size
+            index = ((crc ^ seed) + position + draw) % size
+            draw += step
             crc = crc32(packed[index], crc)
             ahead.append(ids[index])
         self._crc = crc
 
     def _decide_with_care(self, upto: int) -> None:
         while len(self._ahead) < min(upto, self._limit):
-            mixed = (self._crc ^ self._seed) + self._num_prompt + len(self._ahead)
+            num_output = len(self._ahead)
+            position = self._num_prompt + num_output
+            mixed = (self._crc ^ self._seed) + position + self._draw * num_output
             token_id = self._choose(mixed)
             self._crc = crc32(token_id.to_bytes(4, "little"), self._crc)
             self._ahead.append(token_id)

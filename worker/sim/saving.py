@@ -71,7 +71,7 @@ class Saving:
         ):
             return end
         if request.leg is Leg.FULL:
-            answer = self._script.answer(request.token_ids)
+            answer = self._script.answer(request.prompt_token_ids)
             if answer is not None and answer.kv_transfer_params is not None:
                 end = replace(end, kv_transfer_params=answer.kv_transfer_params)
         if self._captures is None or not request.capture_tokens:

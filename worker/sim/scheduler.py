@@ -127,10 +127,10 @@ class Scheduler:
             return EngineFinished(
                 request_id=request.request_id,
                 reason=FinishReason.ERROR,
-                num_prompt_tokens=len(request.token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
                 error_kind=ErrorKind.INVALID,
                 error=error,
-                prompt_token_ids=request.token_ids,
+                prompt_token_ids=request.prompt_token_ids,
             )
         self._arrivals += 1
         priority = request.priority if self._options.by_priority else 0
@@ -302,6 +302,10 @@ class Scheduler:
                 f"The prompt has {size} tokens, the maximum context length is "
                 f"{self._max_model_len} tokens"
             )
+        if request.num_prior and request.sampling.max_tokens <= request.num_prior:
+            return (
+                f"{request.num_prior} output tokens are there, max_tokens are not more"
+            )
         if request.sampling.max_tokens < 1:
             return f"max_tokens must be at least 1, got {request.sampling.max_tokens}"
         if request.leg is Leg.DECODE and request.handover is None:
@@ -330,7 +334,7 @@ class Scheduler:
         handover = sequence.request.handover
         if sequence.is_remote and handover is not None:
             self._loading[request_id] = sequence
-            self._source.read(request_id, handover, sequence.prompt_crc)
+            self._source.read(request_id, handover, sequence.given_crc)
         else:
             self._prefilling[request_id] = sequence
         return True
@@ -370,7 +374,7 @@ class Scheduler:
         num_tokens = len(sequence.request.token_ids)
         self.held[request_id] = HeldKV(
             blocks=sequence.blocks,
-            prompt_crc=sequence.prompt_crc,
+            prompt_crc=sequence.given_crc,
             num_tokens=num_tokens,
             expires_at=now + self._options.kv_lease_s,
         )

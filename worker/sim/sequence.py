@@ -31,13 +31,13 @@ class Sequence:
         "capacity",
         "chunk",
         "first_token_at",
+        "given_crc",
         "hashes",
         "loaded",
         "num_cached",
         "num_computed",
         "num_prompt",
         "order",
-        "prompt_crc",
         "request",
         "salt",
         "sampler",
@@ -55,17 +55,20 @@ class Sequence:
         order: tuple[int, int],
         weights: int = 0,
     ) -> None:
-        packed = pack_ids(request.token_ids)
+        prompt = request.prompt_token_ids
+        prompt_crc = crc32(pack_ids(prompt))
         self.request = request
         self.order = order  # priority, then arrival
-        self.num_prompt = len(request.token_ids)
-        self.prompt_crc = crc32(packed)
+        self.num_prompt = request.num_prompt_tokens
+        self.given_crc = crc32(
+            pack_ids(request.token_ids[self.num_prompt :]), prompt_crc
+        )
         self.sampler = Sampler(
             rule,
             request,
-            self.prompt_crc,
+            prompt_crc,
             max_model_len,
-            script.answer(request.token_ids) if len(script) else None,
+            script.answer(prompt) if len(script) else None,
             weights,
         )
         self.salt: Hashable = None  # sequences with different ones share no blocks
@@ -90,7 +93,7 @@ class Sequence:
         num_prompt = self.num_prompt
         if start >= num_prompt:
             return self.sampler.output(start - num_prompt, stop - num_prompt)
-        prompt = self.request.token_ids[start:stop]
+        prompt = self.request.token_ids[start : min(stop, num_prompt)]
         return prompt + self.sampler.output(0, max(0, stop - num_prompt))
 
     @property
@@ -181,18 +184,18 @@ class Sequence:
         width = request.sampling.prompt_logprobs
         wanted: Logprobs | None = None
         if rule is not None and width is not None:
-            wanted = prompt_logprobs(request.token_ids, width, rule)
+            wanted = prompt_logprobs(request.prompt_token_ids, width, rule)
         scheduled_at = now if self.scheduled_at is None else self.scheduled_at
         first_token_at = now if self.first_token_at is None else self.first_token_at
         return EngineFinished(
             request_id=request.request_id,
             reason=reason,
-            num_prompt_tokens=len(request.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=self.num_cached,
             stop_reason=self.sampler.stop_reason,
             error_kind=error_kind,
             error=error,
-            prompt_token_ids=request.token_ids,
+            prompt_token_ids=request.prompt_token_ids,
             handover=handover,
             prompt_logprobs=wanted,
             queue_s=scheduled_at - self.arrived_at,
