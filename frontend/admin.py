@@ -22,10 +22,12 @@ from tokenwire.protocol.admin import (
     Action,
     CollectiveRpc,
     Pause,
+    PauseMode,
     Resume,
     Sleep,
     UpdateWeights,
     WakeUp,
+    adapter_update,
 )
 
 from . import admin_bodies as bodies
@@ -37,6 +39,7 @@ from .link import Link
 from .metrics import Metrics
 from .models import ModelList
 from .pool import Pool
+from .updates import Updates
 from .workers import rl_workers
 
 __all__ = ["MAX_BODY_BYTES", "AdminPlane"]
@@ -83,6 +86,7 @@ class AdminPlane:
         self._metrics = metrics
         self._models = models
         self._health = health
+        self._updates = Updates(pool.weights)
         self._own_pauses = OwnPauses()
         self._running: set[asyncio.Future[web.Response]] = set()
 
@@ -179,17 +183,21 @@ class AdminPlane:
         return await self._update(links, await _body(request))
 
     async def _update(self, links: Sequence[Link], body: bytes) -> web.Response:
+        """Update the weights, as one update for all who get the same."""
+        action, mode, what = bodies.update_weights(
+            body, current=max(links, key=_update).status.weight_version
+        )
+        with self._updates.numbered("", what, map(_update, links)) as update:
+            action = msgspec.structs.replace(action, update=update)
+            return await self._update_between(links, action, mode)
+
+    async def _update_between(
+        self, links: Sequence[Link], action: UpdateWeights, mode: PauseMode | None
+    ) -> web.Response:
         """Update the weights; around it, pause what is not paused."""
         settings = self._settings
-        action, mode = bodies.update_weights(
-            body,
-            update=self._pool.weights.next_update(),
-            current=max(links, key=_update).status.weight_version,
-        )
         left = self._own_pauses.left(self._pool.links)
         if len(links) < len(participants(self._pool.links)):
-            # One worker after the other gets the same weights: the same update.
-            action = self._joined(links, action)
             left = [link for link in left if link in links]
         paused: list[Link] = []
         if not any(link.status.paused for link in links if link not in left):
@@ -207,18 +215,6 @@ class AdminPlane:
             if all(outcome.is_done for outcome in outcomes):
                 outcomes = after
         return self._answer("update_weights", outcomes, {"status": "ok"})
-
-    def _joined(self, links: Sequence[Link], action: UpdateWeights) -> UpdateWeights:
-        """Return *action* with the number of an update that brought its version."""
-        newest = self._pool.weights.newest
-        if any(link.status.update == newest for link in links):
-            return action  # it has those already: these are others
-        for link in self._pool.links:
-            status = link.status
-            same = status.weight_version == action.weight_version
-            if link.is_ready and same and status.update == newest:
-                return msgspec.structs.replace(action, update=newest)
-        return action
 
     async def _init_broadcaster(
         self, request: web.Request, links: Sequence[Link]
@@ -239,23 +235,19 @@ class AdminPlane:
     async def _load_lora(
         self, request: web.Request, links: Sequence[Link], *, in_place: bool
     ) -> web.Response:
-        action = bodies.load_lora(
-            await _body(request),
-            update=self._pool.weights.next_update(),
-            in_place=in_place,
-        )
-        if not action.load_inplace:
-            # Sent again: who has it keeps it, the others get the same version.
-            name = action.lora_name
-            lacking = [link for link in links if link.update_of(name) is None]
-            served = self._pool.weights.adapters.get(name, action.update)
-            if lacking:
-                links = lacking
-                action = msgspec.structs.replace(action, update=served)
+        action = bodies.load_lora(await _body(request), in_place=in_place)
+        name, served = action.lora_name, self._pool.weights.adapters
+        lacking = [link for link in links if adapter_update(link.status, name) is None]
         answer: object = {"status": "ok"}
         if not in_place:
-            answer = f"Success: LoRA adapter '{action.lora_name}' added successfully."
-        return await self._all(links, action, answer)
+            answer = f"Success: LoRA adapter '{name}' added successfully."
+        have = [adapter_update(link.status, name) for link in links]
+        with self._updates.numbered(name, action.lora_path, have) as update:
+            if lacking and not action.load_inplace:
+                # Sent again: who has it keeps it, the others get the same version.
+                links, update = lacking, served.get(name, update)
+            action = msgspec.structs.replace(action, update=update)
+            return await self._all(links, action, answer)
 
     async def _unload_lora(
         self, request: web.Request, links: Sequence[Link]

@@ -91,13 +91,14 @@ class _CollectiveRpc(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def update_weights(
-    body: bytes, *, update: int, current: str
-) -> tuple[UpdateWeights, PauseMode | None]:
-    """Return the action of ``/update_weights``, and its mode for running requests.
+    body: bytes, *, current: str
+) -> tuple[UpdateWeights, PauseMode | None, str]:
+    """Return the action of ``/update_weights``, its mode, and what tells it from others.
+
+    The action has no number yet. The mode is that for running requests.
 
     Args:
         body: JSON.
-        update: The number of this update.
         current: What the weights are called that are served now.
 
     Raises:
@@ -108,17 +109,18 @@ def update_weights(
     if given.reset_prefix_cache is not None:
         reset = given.reset_prefix_cache
     version = given.weight_version
+    what = f"version {version}"  # wherever each worker finds it
     if version is None:
         version = _name_of(given.weight_dir, current)
-    return UpdateWeights(version, update, given.weight_dir, reset), given.mode
+        what = f"folder {given.weight_dir} {version}"
+    return UpdateWeights(version, 0, given.weight_dir, reset), given.mode, what
 
 
-def load_lora(body: bytes, *, update: int, in_place: bool) -> LoadLora:
-    """Return the action of ``/load_lora_adapter``.
+def load_lora(body: bytes, *, in_place: bool) -> LoadLora:
+    """Return the action of ``/load_lora_adapter``, without a number yet.
 
     Args:
         body: JSON.
-        update: The number of this load.
         in_place: Whether a loaded one is replaced where the body does not say.
 
     Raises:
@@ -128,7 +130,7 @@ def load_lora(body: bytes, *, update: int, in_place: bool) -> LoadLora:
     if given.load_inplace is not None:
         in_place = given.load_inplace
     return LoadLora(
-        given.lora_name, given.lora_path, update, in_place, given.is_3d_lora_weight
+        given.lora_name, given.lora_path, 0, in_place, given.is_3d_lora_weight
     )
 
 

@@ -1,7 +1,7 @@
 """Which weights count, where workers differ: the newest that any of them has shown.
 
-Each update and each load of an adapter has a number, larger than those before it, and
-workers say the number of what they have. So every frontend comes to the same judgement
+Each update and each load of an adapter has a number (``updates``), larger than those
+before it, and workers say the number of what they have. So every frontend comes to the same judgement
 without asking another: a worker that missed an update, or was restarted since, is kept
 out until it has the newest weights, and an adapter is served by those that have its
 newest version.
@@ -12,7 +12,6 @@ the workers that had them are gone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -41,6 +40,8 @@ class Weights:
         """The update that the served weights are of."""
         self.adapters: dict[str, int] = {}
         """By name: the update that loaded the served version."""
+        self.highest = 0
+        """The largest number that any worker has shown, whoever is there now."""
 
     def look(self, holders: Iterable[Holder]) -> None:
         """Judge all workers anew."""
@@ -55,6 +56,7 @@ class Weights:
                 update = max(adapter.update, known.get(adapter.name, 0))
                 known[adapter.name] = max(update, self.adapters.get(adapter.name, 0))
         self.adapters = known
+        self.highest = max([self.highest, self.newest, *known.values()])
 
     def has(self, holder: Holder, lora: str) -> bool:
         """Return whether a worker has the served version of an adapter."""
@@ -64,12 +66,3 @@ class Weights:
         return any(
             one.name == lora and one.update == served for one in holder.status.adapters
         )
-
-    def next_update(self) -> int:
-        """Return the number of a new update.
-
-        Of the clock, so that frontends that do not know each other do not choose the
-        same one; above every known one, so that a clock set back does no harm.
-        """
-        known = max([self.newest, *self.adapters.values()])
-        return max(known + 1, time.time_ns() // 1000)

@@ -28,6 +28,7 @@ __all__ = [
     "UpdateWeights",
     "WakeUp",
     "action_and_arguments",
+    "adapter_update",
     "check_adapter_name",
     "read_action",
     "update_of",
@@ -168,7 +169,10 @@ def update_of(status: Status, lora: str) -> int | None:
     """Return which update a request's weights are of; None: no such adapter there."""
     if not lora:
         return status.update
-    for adapter in status.adapters:
-        if adapter.name == lora:
-            return max(adapter.update, status.update)
-    return None
+    loaded = adapter_update(status, lora)
+    return None if loaded is None else max(loaded, status.update)
+
+
+def adapter_update(status: Status, name: str) -> int | None:
+    """Return which update loaded an adapter; None: it is not there."""
+    return next((one.update for one in status.adapters if one.name == name), None)

@@ -72,16 +72,6 @@ def test_adapters_are_served_by_who_has_the_newest_version() -> None:
     assert weights.adapters == {}
 
 
-def test_updates_are_numbered_upwards() -> None:
-    """Above all known numbers, whatever the clock says."""
-    weights = Weights()
-    first = weights.next_update()
-    assert first > 1_600_000_000_000_000  # microseconds
-    far = first + 10**15
-    weights.look([Holder(Status("a", far, [Adapter("a", far + 5)]))])
-    assert weights.next_update() == far + 6
-
-
 def test_an_adapter_is_of_its_own_update_and_of_its_base() -> None:
     """KV of it is of neither older one."""
     status = Status("x", 5, [Adapter("old", 3), Adapter("new", 9)])
