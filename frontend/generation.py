@@ -24,6 +24,7 @@ import time
 
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
+    AGAIN,
     BY_PAUSE,
     ErrorKind,
     Finished,
@@ -186,6 +187,7 @@ class Generation:
         if end.reason not in _GOOD_ENDS:
             self._release(leg, end)
             text = end.error or f"worker {leg.link.worker_id} aborted the request"
+            leg.again = end.stop_reason == AGAIN
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, text)
             return
         self._record.prefilled(leg.link, end, is_prompt_alone=not self._output)
@@ -260,6 +262,7 @@ class Generation:
             text = f"worker {leg.link.worker_id} aborted the request"
             self.leg_failed(leg, ErrorKind.ENGINE, text)
         else:
+            leg.again = end.stop_reason == AGAIN
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, end.error)
 
     def leg_failed(self, leg: legs.Leg, kind: ErrorKind, text: str) -> None:
@@ -288,7 +291,8 @@ class Generation:
         ):
             reason = self._obstacle(leg, kind)
             if not reason:
-                _log.warning("request %s: goes on elsewhere: %s", self.request_id, text)
+                how = "is sent again" if leg.again else "goes on elsewhere"
+                _log.warning("request %s: %s: %s", self.request_id, how, text)
                 self._exclude(leg, kind)
                 if self.num_tokens and self._paused_at is None:
                     self._paused_at = time.monotonic()
@@ -307,6 +311,8 @@ class Generation:
 
     def _exclude(self, leg: legs.Leg, kind: ErrorKind) -> None:
         """Have others tried than those that failed."""
+        if leg.again:
+            return
         route = self._record.route
         if kind is not ErrorKind.HANDOVER or route is None or route.prefill is None:
             self._excluded |= {leg.link}

@@ -34,12 +34,13 @@ class Owner(Protocol):
 class Leg(ABC):
     """One Submit to one worker, and what it answers."""
 
-    __slots__ = ("link", "owner", "request_id", "update")
+    __slots__ = ("again", "link", "owner", "request_id", "update")
 
     def __init__(self, owner: Owner, link: Link, kind: str) -> None:
         self.owner = owner
         self.link = link
         self.update: int | None = None  # that its weights were of when it was sent
+        self.again = False  # it failed, but not for want of its worker
         self.request_id = f"{owner.request_id}{kind}{owner.attempt}"
 
     @abstractmethod

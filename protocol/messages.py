@@ -22,6 +22,7 @@ import msgspec
 
 __all__ = [
     "ADMIN",
+    "AGAIN",
     "BY_PAUSE",
     "CAPTURE",
     "GRAMMAR_REJECTS_PREFIX",
@@ -92,6 +93,10 @@ its answer, and it does not go on elsewhere."""
 GRAMMAR_REJECTS_PREFIX = "grammar_rejects_prefix"
 """``Finished.stop_reason`` with ERROR, of kind INVALID: the output that the sequence has
 had (``Submit.num_prior``) is none that its structured output could have begun with."""
+
+AGAIN = "again"
+"""``Finished.stop_reason`` with ERROR: an Admin has ended it before it brought a token,
+and its worker takes it when it is sent again. An older frontend sends it elsewhere."""
 
 Seq = int | msgspec.UnsetType
 """1, 2, ... on its link and in its direction; an older peer sends none."""
@@ -385,7 +390,8 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     num_output_tokens: int  # as many ids as Tokens carried
     num_prompt_tokens: int = 0  # without ``Submit.num_prior``
     num_cached_tokens: int = 0  # of Submit's ids, with them
-    stop_reason: int | str | None = None  # stop token that matched, BY_PAUSE, ...
+    # The stop token that matched; BY_PAUSE, AGAIN, GRAMMAR_REJECTS_PREFIX.
+    stop_reason: int | str | None = None
     error_kind: ErrorKind | None = None
     error: str = ""
     prompt_token_ids: bytes | None = None  # as the engine saw them; if echo_prompt

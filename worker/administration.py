@@ -34,7 +34,14 @@ from tokenwire.protocol.admin import (
     update_of,
 )
 from tokenwire.protocol.limits import MAX_ADAPTERS, MAX_ERROR_CHARS, MAX_VERSION_CHARS
-from tokenwire.protocol.messages import Adapter, Admin, AdminDone, Status
+from tokenwire.protocol.messages import (
+    Adapter,
+    Admin,
+    AdminDone,
+    Leg,
+    Status,
+    Submit,
+)
 from tokenwire.worker.engine import AdminOutcome, Engine
 
 __all__ = ["Administration", "Owner"]
@@ -51,8 +58,8 @@ class Owner(Protocol):
     def abort_all(self) -> None:
         """End what runs, on purpose."""
 
-    def weights_changed(self) -> None:
-        """Take note that what is computed from now on is of other weights."""
+    def kv_is_old(self, concerns: Callable[[Submit], bool]) -> None:
+        """End what has brought nothing yet, and may use KV of before now."""
 
     def give_up_all(self) -> None:
         """Let what runs go on elsewhere: this worker cannot serve."""
@@ -168,8 +175,8 @@ class Administration:
     def _done(self, action: Action, outcome: AdminOutcome) -> None:
         if outcome.error:
             logger.warning("admin: %s failed: %s", action, outcome.error)
-        if isinstance(action, UpdateWeights) and not outcome.error:
-            self._owner.weights_changed()
+        if not outcome.error:
+            self._forget_kv(action)
         if action is self._action:
             self._action = None
             changes = self._changes(action, outcome)
@@ -179,6 +186,18 @@ class Administration:
             self._set(paused=False, **self._judged(action, outcome))
         if outcome.is_broken or outcome.is_stuck:
             self._owner.give_up_all()
+
+    def _forget_kv(self, action: Action) -> None:
+        """Have nobody use KV that *action* was to make an end of."""
+        match action:
+            case UpdateWeights(reset_prefix_cache=False):
+                # What is cached may be used; what was computed elsewhere was refused if
+                # it came later, and a worker's answer must not depend on that.
+                self._owner.kv_is_old(lambda submit: submit.leg is Leg.DECODE)
+            case UpdateWeights() | ResetPrefixCache():
+                self._owner.kv_is_old(lambda _: True)
+            case _:
+                pass
 
     def _judged(self, action: Action, outcome: AdminOutcome) -> dict[str, object]:
         """Keep an engine out that does not go on; take it back when it does."""

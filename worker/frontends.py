@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from enum import Enum
 
+import msgspec
+
 from tokenwire.protocol.exchange import Exchange
 from tokenwire.protocol.limits import MAX_ERROR_CHARS
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
+    AGAIN,
     BY_PAUSE,
     CAPTURE,
     ErrorKind,
     Finished,
     FinishReason,
     Hello,
+    JsonObject,
+    Leg,
     Submit,
 )
 from tokenwire.protocol.numbering import Incoming, Outgoing
@@ -29,7 +34,7 @@ class EndedBy(Enum):
     """Why an Admin has cancelled a request."""
 
     PAUSE = "pause"  # with the mode abort: what it has is its answer
-    OLD_KV = "old_kv"  # its KV comes from weights that were replaced
+    OLD_KV = "old_kv"  # it has brought nothing, and may use KV that must not count
 
 
 class Frontend:
@@ -106,11 +111,10 @@ class Request:
 
     def end(self, end: EngineFinished) -> Finished:
         """Return what the frontend is told of the engine's *end*."""
-        if end.reason is FinishReason.ABORT:
-            if self.is_evicted:
-                return self.evicted_end()
-            if self.ended_by is EndedBy.OLD_KV:
-                return self._old_kv_end()
+        if self.is_evicted and end.reason is FinishReason.ABORT:
+            return self.evicted_end()
+        if self.ended_by is EndedBy.OLD_KV and end.reason is not FinishReason.ERROR:
+            return self._old_kv_end(end.handover)
         prompt = pack_ids(end.prompt_token_ids) if self.submit.echo_prompt else None
         return Finished(
             request_id=self.submit.request_id,
@@ -151,10 +155,17 @@ class Request:
             return self._old_kv_end()
         return self.made_up_end(FinishReason.ABORT)
 
-    def _old_kv_end(self) -> Finished:
-        """Return the end of what would read KV of weights that are no more."""
-        text = "the weights have changed since the prompt's KV was computed"
-        return self.made_up_end(FinishReason.ERROR, ErrorKind.HANDOVER, text)
+    def _old_kv_end(self, handover: JsonObject | None = None) -> Finished:
+        """Return the end of what may use KV that must not count any more.
+
+        Also where the engine came to a good end meanwhile: its frontend has KV that is
+        held for a hand-over released.
+        """
+        is_decode = self.submit.leg is Leg.DECODE
+        kind = ErrorKind.HANDOVER if is_decode else ErrorKind.DRAINING
+        text = "the KV that it would have used is of no use any more"
+        end = self.made_up_end(FinishReason.ERROR, kind, text)
+        return msgspec.structs.replace(end, stop_reason=AGAIN, handover=handover)
 
     def evicted_end(self) -> Finished:
         """Return the end of what the worker did not finish before it left."""

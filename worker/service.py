@@ -305,14 +305,18 @@ class Service:
         """End what runs, on purpose: what an output has by now is the answer."""
         self._end_by_admin(EndedBy.PAUSE, list(self._requests.values()))
 
-    def weights_changed(self) -> None:
-        """Have prefilled anew what would read KV of the old ones, and has not begun."""
+    def kv_is_old(self, concerns: Callable[[Submit], bool]) -> None:
+        """Have sent again what may use KV of before now, and has brought nothing.
+
+        vLLM decides when a request is added which blocks it will find. What waits there
+        would find those that running requests keep.
+        """
         self._end_by_admin(
             EndedBy.OLD_KV,
             [
                 request
                 for request in self._requests.values()
-                if request.submit.leg is Leg.DECODE and not request.exchange.num_tokens
+                if not request.exchange.num_tokens and concerns(request.submit)
             ],
         )
 
@@ -348,8 +352,8 @@ class Service:
         num_tokens = 0
         for new in tokens:
             request = requests.get(new.request_id)
-            if request is None:  # its frontend is gone
-                continue
+            if request is None or request.ended_by is EndedBy.OLD_KV:
+                continue  # its frontend is gone; or it will compute them anew
             exchange = request.exchange
             if not exchange.num_tokens:
                 self._first_token(request)
@@ -367,11 +371,11 @@ class Service:
             self._metrics.generated(num_tokens)
         for end in finished:
             request = requests.get(end.request_id)
+            if request is None or request.ended_by is EndedBy.OLD_KV:
+                self._discard((end.kv_transfer_params or {}).get("hidden_states_path"))
             if request is not None:
                 self._answer(request, request.end(end))
-                continue
-            self._discard((end.kv_transfer_params or {}).get("hidden_states_path"))
-            if end.handover is not None:
+            elif end.handover is not None:
                 self._metrics.orphaned(1)
                 now = self._timers.time()
                 self._orphans.undelivered(end.request_id, end.handover, now)

@@ -697,8 +697,43 @@ async def test_a_prompt_that_is_computed_through_an_update_is_computed_again(
         await admin_post(running, "/resume")
         nvext = (await asking).json["nvext"]
         assert nvext["weight_version"] == "new"
-        assert nvext["worker_id"] == {"decode_worker_id": "decode-1"}
+        # By the same worker: it has not failed.
+        assert nvext["worker_id"] == {
+            "prefill_worker_id": "prefill-0",
+            "decode_worker_id": "decode-1",
+        }
         await running.idle()
+
+
+async def test_what_waits_in_the_engine_is_sent_again_behind_an_update(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, to the same worker, its only one; what runs goes on."""
+    one = (*SLOW, "--max-num-seqs", "1")
+    async with stack(tiny_model, (Role.AGGREGATED,), one) as running:
+        engine = running.workers[0].engine
+        submitted: list[list[int]] = []
+
+        def spy(request: Any, submit: Any = engine.submit) -> None:
+            submitted.append(request.token_ids)
+            submit(request)
+
+        monkeypatch.setattr(engine, "submit", spy)
+        runs = await begun(running, max_tokens=300)
+        other = PROMPT[::-1]
+        asked = {**ASKS, **VERSIONED, "return_token_ids": None, "prompt": other}
+        waits = asyncio.create_task(running.complete(**asked))
+        await eventually(lambda: other in submitted, "it waits")
+        await admin_post(running, "/pause?mode=keep&clear_cache=false")
+        body = {"weight_dir": str(weights(tmp_path / "new"))}
+        await admin_post(running, "/update_weights", body)
+        await admin_post(running, "/resume")
+        nvext = (await waits).json["nvext"]
+        assert len((await runs.end())["weight_versions"]) == 2
+        assert nvext["weight_version"] == "new"
+        assert "weight_versions" not in nvext
+        assert submitted == [PROMPT, other, other]
+        assert nvext["completion_token_ids"] == await ids(running, prompt=other)
 
 
 async def test_a_pair_of_two_minds_hands_nothing_over(

@@ -24,6 +24,7 @@ from tokenwire.frontend.reply import Reply
 from tokenwire.frontend.router import Needs, Route
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
+    AGAIN,
     ErrorKind,
     Finished,
     FinishReason,
@@ -432,6 +433,41 @@ def test_what_no_request_can_cause_is_not_held_against_it(kind: ErrorKind) -> No
     assert run.sink.ends == []
     tried().lost("gone")
     assert [end.error is None for end in run.sink.ends] == [False]
+
+
+def again(kind: ErrorKind, **fields: Any) -> Finished:
+    """Return the end of what an Admin had sent again."""
+    return finished(FinishReason.ERROR, 0, error_kind=kind, stop_reason=AGAIN, **fields)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_is_to_be_sent_again_is_sent_to_the_same_worker(others: int) -> None:
+    """At once, as often as it is asked: nobody has failed."""
+    run = begin(disaggregated=False, others=others)
+    for _ in range(5):
+        run.decode.replies[-1].finished(again(ErrorKind.DRAINING, error="old"))
+    assert [len(link.submits) for link in (run.decode, *run.pool.others)] == [
+        6, *[0] * others
+    ]  # fmt: skip
+    assert len({submit.request_id for submit in run.decode.submits}) == 6
+    assert run.pool.waiting == []
+    assert run.sink.ends == []
+    end = finished(FinishReason.STOP, 1)
+    run.decode.replies[-1].tokens(tokens(0, 8), end)
+    assert [one.error for one in run.sink.ends] == [None]
+
+
+def test_a_pair_is_asked_again_on_both_sides() -> None:
+    """KV of a prefill leg that had just ended is released; both stay in use."""
+    run = begin(disaggregated=True)
+    run.prefill.replies[0].finished(again(ErrorKind.DRAINING, handover=KV))
+    assert run.pool.released == [KV]
+    run.handed_over()
+    run.decode.replies[0].finished(again(ErrorKind.HANDOVER))
+    assert run.pool.released == [KV, KV]
+    run.handed_over()
+    assert len(run.prefill.submits) == 3
+    assert [one.leg for one in run.decode.submits] == [Leg.DECODE] * 2
 
 
 def test_a_worker_that_reads_no_kv_costs_two_prefill_workers() -> None:

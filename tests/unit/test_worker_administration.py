@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from support.worker_fakes import FakeEngine
 from tokenwire.protocol.admin import LoadLora, Pause, Resume, UpdateWeights
 from tokenwire.protocol.limits import MAX_ADAPTERS
-from tokenwire.protocol.messages import Adapter, Admin, AdminDone, Status
+from tokenwire.protocol.messages import (
+    Adapter,
+    Admin,
+    AdminDone,
+    Leg,
+    Sampling,
+    Status,
+    Submit,
+)
 from tokenwire.worker.administration import Administration
 from tokenwire.worker.engine import AdminOutcome
 
@@ -50,9 +59,9 @@ class Desk:
         """Record it."""
         self.said.append("abort_all")
 
-    def weights_changed(self) -> None:
-        """Record it."""
-        self.said.append("weights_changed")
+    def kv_is_old(self, concerns: Callable[[Submit], bool]) -> None:
+        """Record whom it concerns."""
+        self.said.append("".join(n for n, one in SUBMITS.items() if concerns(one)))
 
     def give_up_all(self) -> None:
         """Record it."""
@@ -60,6 +69,11 @@ class Desk:
 
 
 DONE = AdminDone("a")
+SUBMITS = {
+    "f": Submit("f", b"", Sampling(1)),
+    "d": Submit("d", b"", Sampling(1), leg=Leg.DECODE),
+    "l": Submit("l", b"", Sampling(1), lora="l"),
+}
 
 
 def test_a_pause_is_told_before_it_is_made() -> None:
@@ -120,10 +134,36 @@ def test_an_update_is_told_when_the_old_weights_have_ended() -> None:
     assert desk.take() == [Status(busy="update_weights")]
     assert desk.engine.administered[0][0] == UpdateWeights("v", 7, "/w")
     desk.done()
-    assert desk.take() == ["weights_changed", Status("v", 7, cache_epoch=1), DONE]
+    assert desk.take() == ["fdl", Status("v", 7, cache_epoch=1), DONE]
     desk.ask("update_weights", weight_version="v", update=7, weight_dir="/w")
     desk.ask("update_weights", weight_version="v" * 257, update=8, weight_dir="/w")
     assert [one.error_kind for one in desk.take()] == ["invalid", "invalid"]
+
+
+@pytest.mark.parametrize(
+    ("action", "arguments", "concerned"),
+    [
+        ("reset_prefix_cache", {}, ["fdl"]),
+        (
+            "update_weights",
+            {"weight_version": "v", "update": 7, "reset_prefix_cache": False},
+            ["d"],
+        ),
+        ("resume", {}, []),
+    ],
+)
+def test_kv_of_before_is_forgotten_where_that_is_asked(
+    action: str, arguments: dict[str, Any], concerned: list[str]
+) -> None:
+    """By what has not begun: before the status; and not where the action failed."""
+    desk = Desk()
+    desk.ask(action, **arguments)
+    desk.done(AdminOutcome("no", "failed"))
+    assert [one for one in desk.take() if isinstance(one, str)] == []
+    desk.ask(action, **arguments)
+    desk.take()
+    desk.done()
+    assert desk.take()[: len(concerned)] == concerned
 
 
 def test_weights_that_were_loaded_in_part_serve_nobody() -> None:

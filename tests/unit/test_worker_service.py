@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
 from tokenwire.protocol.errors import SequenceError
 from tokenwire.protocol.messages import (
+    AGAIN,
     BY_PAUSE,
     CAPTURE,
     ORPHANED_KV,
@@ -30,6 +31,7 @@ from tokenwire.protocol.messages import (
     FromFrontend,
     FromWorker,
     Hello,
+    JsonObject,
     Leg,
     Load,
     Logprobs,
@@ -874,6 +876,20 @@ def test_a_file_that_failed_is_told_in_words_that_are_known(
     assert (told.error_kind, told.error) == (kind, "full")
 
 
+def test_the_file_of_a_request_that_is_sent_again_goes(tmp_path: Path) -> None:
+    """Its engine had ended it when the weights changed; its client hears of the next."""
+    captures = keeper(tmp_path)
+    desk = Desk(A, captures=captures)
+    name = desk.submit()
+    updated(desk)
+    saved = {"hidden_states_path": captures.new_path()}
+    ended = EngineFinished(name, FinishReason.LENGTH, kv_transfer_params=saved)
+    desk.service.outputs([], [ended])
+    desk.service.tick()
+    assert desk.metric("capture_discards_total") == 1
+    assert [end.kv_transfer_params for end in desk.ends()] == [None]
+
+
 def test_what_is_in_the_folder_is_shown(tmp_path: Path) -> None:
     """Files, bytes, writes, failures and sweeps by reason."""
     captures = keeper(tmp_path)
@@ -971,6 +987,39 @@ def test_kv_of_other_weights_is_not_read() -> None:
     kinds = {end.request_id: end.error_kind for end in desk.ends()}
     assert kinds == {"old": ErrorKind.HANDOVER, "late": ErrorKind.HANDOVER}
     assert len(desk.engine.submitted) == 3
+
+
+@pytest.mark.parametrize("role", [Role.AGGREGATED, Role.PREFILL])
+@pytest.mark.parametrize(
+    "reason", [FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP]
+)
+def test_what_has_not_begun_is_sent_again_behind_an_update(
+    role: Role, reason: FinishReason
+) -> None:
+    """However the engine ends it, it has brought nothing; KV that is held is told of."""
+    desk = Desk(A, role=role)
+    leg = Leg.PREFILL if role is Role.PREFILL else Leg.FULL
+    for name in ("waits", "runs"):
+        desk.say(A, msgspec.structs.replace(submit(name), leg=leg))
+    engine_ids = [request.request_id for request in desk.engine.submitted]
+    desk.tokens((engine_ids[1], [5]))
+    updated(desk)
+    assert desk.engine.aborted == engine_ids[:1]
+    desk.tokens((engine_ids[0], [6]), (engine_ids[1], [7]))
+    is_held = leg is Leg.PREFILL and reason is not FinishReason.ABORT
+    handover: JsonObject | None = {"kv": 1} if is_held else None
+    ended = EngineFinished(engine_ids[0], reason, handover=handover)
+    desk.service.outputs([], [ended])
+    desk.service.flush()
+
+    tokens, ends = desk.sender.items(A)
+    assert {item.request_id for item in tokens} == {"runs"}
+    (end,) = ends
+    assert (end.request_id, end.reason, end.num_output_tokens) == (
+        "waits", FinishReason.ERROR, 0
+    )  # fmt: skip
+    assert (end.error_kind, end.stop_reason) == (ErrorKind.DRAINING, AGAIN)
+    assert end.handover == handover
 
 
 def test_a_request_of_an_unknown_adapter_goes_elsewhere() -> None:
