@@ -71,6 +71,9 @@ is rather the disk that all of them write to."""
 UNAVAILABLE = 503
 """The status of "no worker": one may come, so a request that was accepted waits."""
 
+NOT_FOUND = 404
+"""The status of an adapter that nobody has any more: none comes back by itself."""
+
 _GOOD_ENDS = {FinishReason.STOP, FinishReason.LENGTH}
 _RETRIED = {*ErrorKind} - {ErrorKind.INVALID}
 _numbers = itertools.count(1)
@@ -339,7 +342,9 @@ class Generation:
             self.start()
         except ApiError as error:
             self._failure = kind, f"{text}; then {error.message}"
-            if error.status != UNAVAILABLE:
+            if error.status == NOT_FOUND:
+                self._fail(*self._failure, error)
+            elif error.status != UNAVAILABLE:
                 self._fail(*self._failure)
             elif kind is ErrorKind.CAPTURE or (
                 kind is ErrorKind.BUSY and not self.num_tokens
@@ -364,8 +369,8 @@ class Generation:
     def _gave_up(self) -> None:
         self._fail(*self._failure)
 
-    def _fail(self, kind: ErrorKind, text: str) -> None:
-        """End with an error."""
+    def _fail(self, kind: ErrorKind, text: str, error: ApiError | None = None) -> None:
+        """End with an error, *error* if it is given."""
         self._patience.end()
         sink, self._sink = self._sink, None
         if sink is None:
@@ -374,7 +379,7 @@ class Generation:
         if kind is not ErrorKind.INVALID:
             _log.error("request %s failed: %s", self.request_id, text)
         end = self._record.end(FinishReason.ERROR)
-        end.error = from_worker(kind, text)
+        end.error = error or from_worker(kind, text)
         sink.ended(end)
 
     def _end_complete(self) -> None:

@@ -61,6 +61,9 @@ class Owner(Protocol):
     def kv_is_old(self, concerns: Callable[[Submit], bool]) -> None:
         """End what has brought nothing yet, and may use KV of before now."""
 
+    def adapter_leaves(self, lora: str) -> None:
+        """Let what runs on an adapter go on elsewhere, or end where none has it."""
+
     def give_up_all(self) -> None:
         """Let what runs go on elsewhere: this worker cannot serve."""
 
@@ -90,7 +93,12 @@ class Administration:
         self.status = Status(weight_version)
 
     def update_of(self, lora: str) -> int | None:
-        """Return the update that a request's weights are of; None: no such adapter."""
+        """Return the update that a request's weights are of; None: no such adapter.
+
+        Nor one that is being unloaded: the engine would load it again.
+        """
+        if lora and self._action == UnloadLora(lora):
+            return None
         return update_of(self.status, lora)
 
     @property
@@ -171,6 +179,8 @@ class Administration:
         self._set(busy=name, paused=self.status.paused or stops)
         if isinstance(action, Pause | Sleep) and action.mode == "abort":
             self._owner.abort_all()
+        if isinstance(action, UnloadLora):
+            self._owner.adapter_leaves(action.lora_name)
 
     def _done(self, action: Action, outcome: AdminOutcome) -> None:
         if outcome.error:
@@ -196,6 +206,8 @@ class Administration:
                 self._owner.kv_is_old(lambda submit: submit.leg is Leg.DECODE)
             case UpdateWeights() | ResetPrefixCache():
                 self._owner.kv_is_old(lambda _: True)
+            case LoadLora(name):
+                self._owner.kv_is_old(lambda submit: submit.lora == name)
             case _:
                 pass
 

@@ -34,6 +34,7 @@ class EndedBy(Enum):
     """Why an Admin has cancelled a request."""
 
     PAUSE = "pause"  # with the mode abort: what it has is its answer
+    UNLOAD = "unload"  # of its adapter
     OLD_KV = "old_kv"  # it has brought nothing, and may use KV that must not count
 
 
@@ -111,8 +112,11 @@ class Request:
 
     def end(self, end: EngineFinished) -> Finished:
         """Return what the frontend is told of the engine's *end*."""
-        if self.is_evicted and end.reason is FinishReason.ABORT:
-            return self.evicted_end()
+        if end.reason is FinishReason.ABORT:
+            if self.is_evicted:
+                return self.evicted_end()
+            if self.ended_by is EndedBy.UNLOAD:
+                return self._unloaded_end()
         if self.ended_by is EndedBy.OLD_KV and end.reason is not FinishReason.ERROR:
             return self._old_kv_end(end.handover)
         prompt = pack_ids(end.prompt_token_ids) if self.submit.echo_prompt else None
@@ -153,6 +157,8 @@ class Request:
             return self.evicted_end()
         if self.ended_by is EndedBy.OLD_KV:
             return self._old_kv_end()
+        if self.ended_by is EndedBy.UNLOAD:
+            return self._unloaded_end()
         return self.made_up_end(FinishReason.ABORT)
 
     def _old_kv_end(self, handover: JsonObject | None = None) -> Finished:
@@ -166,6 +172,11 @@ class Request:
         text = "the KV that it would have used is of no use any more"
         end = self.made_up_end(FinishReason.ERROR, kind, text)
         return msgspec.structs.replace(end, stop_reason=AGAIN, handover=handover)
+
+    def _unloaded_end(self) -> Finished:
+        """Return the end of what can go on only where its adapter is."""
+        text = f"the adapter {self.submit.lora!r:.140} is unloaded here"
+        return self.made_up_end(FinishReason.ERROR, ErrorKind.DRAINING, text)
 
     def evicted_end(self) -> Finished:
         """Return the end of what the worker did not finish before it left."""

@@ -320,6 +320,13 @@ class Service:
             ],
         )
 
+    def adapter_leaves(self, lora: str) -> None:
+        """End what runs on it: a step of such a request would load it again."""
+        requests = self._requests.values()
+        self._end_by_admin(
+            EndedBy.UNLOAD, [one for one in requests if one.submit.lora == lora]
+        )
+
     def give_up_all(self) -> None:
         """Let what runs go on elsewhere."""
         self.evict_all()

@@ -13,7 +13,7 @@ import pytest
 
 from support.stack import eventually
 from tokenwire.frontend import handover, patience
-from tokenwire.frontend.errors import ApiError
+from tokenwire.frontend.errors import ApiError, no_such_model
 from tokenwire.frontend.generation import Generation
 from tokenwire.frontend.job import End, Job
 from tokenwire.frontend.link import Link
@@ -468,6 +468,25 @@ def test_a_pair_is_asked_again_on_both_sides() -> None:
     run.handed_over()
     assert len(run.prefill.submits) == 3
     assert [one.leg for one in run.decode.submits] == [Leg.DECODE] * 2
+
+
+async def test_an_adapter_that_is_gone_is_said_to_be_gone() -> None:
+    """Not that workers are busy: to ask again would be of no use."""
+    run = begin(disaggregated=False, others=0)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    failed = finished(FinishReason.ERROR, 1, error_kind=ErrorKind.DRAINING, error="no")
+    run.decode.replies[0].finished(failed)
+    assert run.sink.ends == []  # another worker may have it
+
+    def gone(*_: object, **__: object) -> Route:
+        raise no_such_model("a", ["m"])
+
+    run.pool.route = gone  # type: ignore[method-assign]
+    run.pool.come_back()
+    [end] = run.sink.ends
+    assert end.error is not None
+    assert (end.error.status, end.error.code) == (404, "model_not_found")
+    assert run.pool.waiting == []
 
 
 def test_a_worker_that_reads_no_kv_costs_two_prefill_workers() -> None:

@@ -1,24 +1,48 @@
-"""What vLLM is told, and when: pauses that end otherwise, sleep, and cache salts."""
+"""What vLLM is told, and when: pauses, sleep, cache salts, and adapters."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from support.admin import adapter
 from support.awake import within
-from tokenwire.protocol.admin import Action, Pause, Resume, Sleep
+from tokenwire.protocol.admin import (
+    Action,
+    LoadLora,
+    Pause,
+    Resume,
+    Sleep,
+    UnloadLora,
+)
 from tokenwire.protocol.messages import Sampling
 from tokenwire.worker.engine import AdminOutcome, EngineRequest
 from tokenwire.worker.vllm import operator as module
+from tokenwire.worker.vllm.adapters import Copies
 from tokenwire.worker.vllm.operator import Operator
 
 
 class EngineDeadError(Exception):
     """As vLLM's."""
+
+
+@dataclass
+class Adapter:
+    """As vLLM's ``LoRARequest``."""
+
+    name: str
+    lora_int_id: int
+    path: str
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
 
 
 @dataclass
@@ -28,6 +52,9 @@ class Core:
     calls: list[Any] = field(default_factory=list[Any])
     is_paused: bool = False
     hangs: set[str] = field(default_factory=set[str])  # get no answer
+    loaded: list[tuple[int, bytes, bool]] = field(
+        default_factory=list[tuple[int, bytes, bool]]
+    )
 
     engine_core = SimpleNamespace(outputs_queue=asyncio.Queue())
 
@@ -52,6 +79,21 @@ class Core:
             raise RuntimeError(msg)
         return True
 
+    async def add_lora(self, adapter: Adapter) -> bool:
+        """Read an adapter; one without content cannot be loaded."""
+        await self._take("add", is_paused=self.is_paused)
+        content = (Path(adapter.path) / "adapter_model.safetensors").read_bytes()
+        if not content:
+            msg = "Call to add_lora method failed: no tensors"
+            raise RuntimeError(msg)
+        self.loaded.append((adapter.lora_int_id, content, adapter.load_inplace))
+        return True
+
+    async def remove_lora(self, number: int) -> bool:
+        """Forget an adapter."""
+        await self._take(f"remove {number}", is_paused=self.is_paused)
+        return True
+
     async def _take(self, call: str, *, is_paused: bool) -> None:
         self.calls.append(call)
         self.is_paused = is_paused
@@ -60,10 +102,16 @@ class Core:
         await asyncio.sleep(0)
 
 
-def operator(core: Core) -> Operator:
+def operator(core: Core, copies: Copies | None = None, **parallel: Any) -> Operator:
     """Return an operator of a CPU's engine."""
-    vllm: Any = SimpleNamespace(EngineDeadError=EngineDeadError, is_cpu=True)
-    return Operator(vllm, core, None)
+    vllm: Any = SimpleNamespace(
+        EngineDeadError=EngineDeadError, is_cpu=True, LoRARequest=Adapter
+    )
+    on_one = {"nnodes": 1, "distributed_executor_backend": "mp", **parallel}
+    config = SimpleNamespace(
+        lora_config=object(), parallel_config=SimpleNamespace(**on_one)
+    )
+    return Operator(vllm, core, config, copies or Copies())
 
 
 async def do(one: Operator, action: Action, timeout_s: float = 0.0) -> AdminOutcome:
@@ -161,3 +209,154 @@ async def test_a_clients_salt_is_never_the_operators() -> None:
     await do(one, Pause("keep"))
     assert before
     assert before not in {"1:0:", one.salt_of(asked), one.salt_of(plain)}
+
+
+# --- adapters ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copies]:
+    """Copies in a folder of the test."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    made = Copies()
+    yield made
+    made.close()
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def load(folder: Path, content: bytes, update: int = 1) -> LoadLora:
+    """Return what loads an adapter of *content*."""
+    path = adapter(folder)
+    (path / "adapter_model.safetensors").write_bytes(content)
+    (path / "optimizer.pt").write_bytes(b"large")
+    return LoadLora("a", str(path), update, load_inplace=True)
+
+
+def read(one: Operator) -> tuple[str, bytes]:
+    """Return what a request for the adapter brings: a path, and what vLLM reads there."""
+    request = EngineRequest("r", [1], Sampling(max_tokens=1), lora="a")
+    brings = one.lora_of(request)
+    assert not brings.load_inplace
+    folder = Path(brings.path)
+    assert not (folder / "optimizer.pt").exists()
+    return brings.path, (folder / "adapter_model.safetensors").read_bytes()
+
+
+async def test_an_adapter_is_read_again_from_a_copy(
+    tmp_path: Path, copies: Copies
+) -> None:
+    """Its own folder may be gone by then, which would end vLLM, or have other files."""
+    core = Core()
+    one = operator(core, copies)
+    assert not (await do(one, load(tmp_path / "1", b"one"))).error
+    load(tmp_path / "1", b"changed")
+    assert read(one)[1] == b"one"
+    shutil.rmtree(tmp_path / "1")
+    assert read(one)[1] == b"one"
+    assert core.calls == ["add"]
+
+
+async def test_what_runs_reads_the_new_version_of_an_adapter(
+    tmp_path: Path, copies: Copies
+) -> None:
+    """By the path that it came with; the engine stands until that is so."""
+    core = Core()
+    one = operator(core, copies)
+    await do(one, load(tmp_path / "1", b"one"))
+    path, _ = read(one)
+    core.calls.clear()
+    assert not (await do(one, load(tmp_path / "2", b"two", 2))).error
+    assert core.calls == ["pause keep", "add", "resume"]
+    assert core.loaded == [(1, b"one", False), (1, b"two", True)]
+    assert read(one) == (path, b"two")
+    assert len([p for p in Path(path).parent.iterdir() if not p.is_symlink()]) == 1
+    await do(one, Pause("keep"))
+    core.calls.clear()
+    await do(one, load(tmp_path / "3", b"three", 3))
+    assert core.calls == ["add"]  # it stands, and goes on standing
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_an_adapter_that_cannot_be_loaded_leaves_the_one_before(
+    tmp_path: Path, copies: Copies, hangs: bool
+) -> None:
+    """Read again, as nobody knows how far the load went; a mended one is loaded."""
+    core = Core()
+    one = operator(core, copies)
+    await do(one, load(tmp_path / "1", b"one"))
+    before = read(one)
+    core.calls.clear()
+    core.hangs = {"add"} if hangs else set()
+    outcome = await do(one, load(tmp_path / "2", b""), 0.05 if hangs else 0.0)
+    assert (outcome.kind, outcome.is_stuck) == ("timeout" if hangs else "failed", False)
+    assert core.calls == ["pause keep", "add", "remove 1", "resume"]
+    assert read(one) == before
+    assert len([p for p in Path(before[0]).parent.iterdir() if p.is_dir()]) == 2
+    core.hangs = set()
+    assert not (await do(one, load(tmp_path / "2", b"two", 2))).error
+    assert read(one) == (before[0], b"two")
+
+
+async def test_an_unloaded_adapter_leaves_nothing(
+    tmp_path: Path, copies: Copies
+) -> None:
+    """Neither in vLLM nor on the disk."""
+    core = Core()
+    one = operator(core, copies)
+    await do(one, load(tmp_path / "1", b"one"))
+    root = Path(read(one)[0]).parent
+    assert not (await do(one, UnloadLora("a"))).error
+    assert core.calls[-1] == "remove 1"
+    assert list(root.iterdir()) == []
+
+
+async def test_an_adapter_that_cannot_be_copied_is_not_loaded(
+    tmp_path: Path, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the system's words, such as that there is no room."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    core = Core()
+    one = operator(core, copies)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    outcome = await do(one, load(tmp_path / "1", b"one"))
+    assert (outcome.kind, core.calls) == ("failed", [])
+    assert "cannot be copied" in outcome.error
+    assert "No space left" in outcome.error
+
+
+@pytest.mark.parametrize(
+    "parallel", [{"nnodes": 2}, {"distributed_executor_backend": "ray"}]
+)
+async def test_an_engine_of_several_machines_reads_the_folder_itself(
+    tmp_path: Path, copies: Copies, parallel: dict[str, Any]
+) -> None:
+    """The others do not see files of ours."""
+    one = operator(Core(), copies, **parallel)
+    action = load(tmp_path / "1", b"one")
+    (tmp_path / "1" / "optimizer.pt").unlink()
+    assert not (await do(one, action)).error
+    assert read(one)[0] == str(tmp_path / "1")
+    assert not (await do(one, UnloadLora("a"))).error
+    assert (tmp_path / "1").is_dir()
+
+
+async def test_copies_of_killed_workers_are_swept(
+    tmp_path: Path, copies: Copies
+) -> None:
+    """By the next one; those of living ones, and other people's folders, are not."""
+    living = Copies()
+    folder = Path(load(tmp_path / "1", b"one").lora_path)
+    kept = await living.make(folder)
+    left = kept.parent.parent / "tokenwire-adapters-left"
+    (left / "copy-1").mkdir(parents=True)
+    other = kept.parent.parent / "other"
+    other.mkdir()
+    await copies.make(folder)
+    assert (kept.is_dir(), left.exists(), other.is_dir()) == (True, False, True)
+    other.rmdir()
+    living.close()
+    assert not kept.exists()

@@ -63,6 +63,10 @@ class Desk:
         """Record whom it concerns."""
         self.said.append("".join(n for n, one in SUBMITS.items() if concerns(one)))
 
+    def adapter_leaves(self, lora: str) -> None:
+        """Record it."""
+        self.said.append(f"{lora} leaves")
+
     def give_up_all(self) -> None:
         """Record it."""
         self.said.append("give_up_all")
@@ -149,6 +153,11 @@ def test_an_update_is_told_when_the_old_weights_have_ended() -> None:
             {"weight_version": "v", "update": 7, "reset_prefix_cache": False},
             ["d"],
         ),
+        (
+            "load_lora_adapter",
+            {"lora_name": "l", "lora_path": "/l", "update": 3, "load_inplace": True},
+            ["l"],
+        ),
         ("resume", {}, []),
     ],
 )
@@ -164,6 +173,27 @@ def test_kv_of_before_is_forgotten_where_that_is_asked(
     desk.take()
     desk.done()
     assert desk.take()[: len(concerned)] == concerned
+
+
+def test_who_runs_on_an_adapter_ends_before_it_is_unloaded() -> None:
+    """And none begins on it meanwhile; if that fails, it is there as before."""
+    desk = Desk()
+    desk.ask("load_lora_adapter", lora_name="l", lora_path="/l", update=3)
+    desk.done()
+    desk.ask("load_lora_adapter", lora_name="k", lora_path="/k", update=4)
+    desk.done()
+    desk.take()
+    desk.ask("unload_lora_adapter", lora_name="l")
+    adapters = [Adapter("l", 3), Adapter("k", 4)]
+    busy = Status(adapters=adapters, busy="unload_lora_adapter")
+    assert desk.take() == [busy, "l leaves"]
+    updates = [desk.administration.update_of(name) for name in ("l", "k", "")]
+    assert updates == [None, 4, 0]
+    desk.done(AdminOutcome("no", "failed"))
+    assert desk.administration.update_of("l") == 3
+    desk.ask("unload_lora_adapter", lora_name="l")
+    desk.done()
+    assert desk.administration.status == Status(adapters=adapters[1:])
 
 
 def test_weights_that_were_loaded_in_part_serve_nobody() -> None:

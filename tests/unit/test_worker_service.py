@@ -1022,6 +1022,64 @@ def test_what_has_not_begun_is_sent_again_behind_an_update(
     assert end.handover == handover
 
 
+def loaded(desk: Desk, name: str, update: int) -> None:
+    """Have an adapter loaded."""
+    arguments = {
+        "lora_name": name,
+        "lora_path": "/a",
+        "update": update,
+        "load_inplace": True,
+    }
+    desk.say(A, Admin("x", "load_lora_adapter", arguments))
+    desk.engine.administered[-1][1](AdminOutcome())
+
+
+def of_adapters(desk: Desk, *names: str) -> list[str]:
+    """Submit a request for each adapter, called as it; return the engine's ids."""
+    for name in names:
+        desk.say(A, msgspec.structs.replace(submit(f"for-{name}"), lora=name))
+    return [one.request_id for one in desk.engine.submitted[-len(names) :]]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_requests_end_before_their_adapter_is_unloaded(answers: bool) -> None:
+    """With what they have, to go on elsewhere; new ones are sent there, others stay."""
+    desk = Desk(A)
+    for update, name in enumerate("abc", 1):
+        loaded(desk, name, update)
+    engine_ids = of_adapters(desk, "a", "b")
+    desk.tokens((engine_ids[0], [5]), (engine_ids[1], [5]))
+    desk.say(A, Admin("x", "unload_lora_adapter", {"lora_name": "a"}))
+    assert desk.engine.aborted == engine_ids[:1]
+    if answers:
+        desk.end(engine_ids[0], FinishReason.ABORT)
+    else:
+        desk.timers.advance(16.0)
+        desk.say(A, Ping("1"))
+        desk.service.tick()
+    (end,) = desk.ends()
+    assert (end.request_id, end.num_output_tokens) == ("for-a", 1)
+    assert (end.error_kind, end.stop_reason) == (ErrorKind.DRAINING, None)
+    assert "'a' is unloaded here" in end.error
+    num_submitted = len(desk.engine.submitted)
+    of_adapters(desk, "a", "c")
+    assert [one.lora for one in desk.engine.submitted[num_submitted:]] == ["c"]
+    (end,) = desk.ends()
+    assert (end.request_id, end.error_kind) == ("for-a", ErrorKind.DRAINING)
+
+
+def test_an_adapter_in_the_place_of_another_is_begun_with_anew() -> None:
+    """By its own requests, that have brought nothing; those that have go on."""
+    desk = Desk(A)
+    for update, name in enumerate("ab", 1):
+        loaded(desk, name, update)
+    engine_ids = of_adapters(desk, "a", "b")
+    desk.say(A, msgspec.structs.replace(submit("second"), lora="a"))
+    desk.tokens((desk.engine.submitted[-1].request_id, [5]))
+    loaded(desk, "a", 7)
+    assert desk.engine.aborted == engine_ids[:1]
+
+
 def test_a_request_of_an_unknown_adapter_goes_elsewhere() -> None:
     """This worker may have been restarted; another may have it."""
     desk = Desk(A)

@@ -37,6 +37,7 @@ from tokenwire.worker.engine import (
 )
 
 from . import binding
+from .adapters import Copies
 from .arguments import engine_config, first_sentence, set_environment
 from .capturing import Capturing
 from .information import engine_information
@@ -106,6 +107,7 @@ class VllmEngine:
         self._releases: Releases
         self._has_tables = False  # of a fixed width, for token ids
         self._operator: Operator
+        self._copies = Copies()  # of adapters
         self._gone = ""  # why nothing can be submitted any more
 
     async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
@@ -128,7 +130,7 @@ class VllmEngine:
         try:
             config = await asyncio.shield(loading)
             self._releases = Releases(self._vllm, self._llm)
-            self._operator = Operator(self._vllm, self._llm, config)
+            self._operator = Operator(self._vllm, self._llm, config, self._copies)
             progress("trying one token")
             await self._probe()
         except BaseException:
@@ -224,6 +226,7 @@ class VllmEngine:
                 logger.warning("%d processes of vLLM had to be killed", killed)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._capturing.close()
+        self._copies.close()
 
     # --- start -------------------------------------------------------------------
 

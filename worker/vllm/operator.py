@@ -3,12 +3,13 @@
 vLLM forgets cached KV only when nothing uses it, and stands still with requests that do.
 So what has to be forgotten is not found any more, which is the same to the token: a
 request's cache salt says how often the cache was emptied, and which version of its
-adapter it is for.
+adapter it is for. Adapters are loaded from copies, see ``adapters``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 from types import NoneType
@@ -29,6 +30,7 @@ from tokenwire.protocol.admin import (
 )
 from tokenwire.worker.engine import AdminOutcome, EngineRequest
 
+from .adapters import Copies, reads_our_files
 from .arguments import first_sentence
 from .binding import Vllm
 from .checkpoint import checkpoint_fault
@@ -55,12 +57,14 @@ class Operator:
         vllm: What we use of vLLM.
         llm: The engine.
         config: Its ``VllmConfig``.
+        copies: Those of its adapters; whoever gives them closes them.
     """
 
-    def __init__(self, vllm: Vllm, llm: Any, config: Any) -> None:
+    def __init__(self, vllm: Vllm, llm: Any, config: Any, copies: Copies) -> None:
         self._vllm = vllm
         self._llm = llm
         self._config = config
+        self._copies = copies
         self._adapters: dict[str, tuple[Any, int]] = {}  # LoRARequest, its update
         self._num_adapters = 0  # ever loaded: makes their ids
         self._cache_epoch = 0
@@ -131,8 +135,10 @@ class Operator:
             case LoadLora():
                 return await self._load_lora(action)
             case UnloadLora(name):
-                await self._llm.remove_lora(self._adapters[name][0].lora_int_id)
+                number = self._adapters[name][0].lora_int_id
+                await self._llm.remove_lora(number)
                 del self._adapters[name]
+                self._copies.forget(number)
             case ResetPrefixCache():
                 await self._reset_cache(action)
                 return AdminOutcome(result={"success": True})
@@ -246,20 +252,64 @@ class Operator:
         if known is None:
             self._num_adapters += 1
         number = known[0].lora_int_id if known is not None else self._num_adapters
-        adapter = self._vllm.LoRARequest(
-            name,
-            number,
-            str(path),
-            load_inplace=known is not None,
-            is_3d_lora_weight=action.is_3d_lora_weight,
-        )
-        await self._llm.add_lora(adapter)
-        # Requests bring it along: it must not be loaded again with each of them.
-        at_rest = self._vllm.LoRARequest(
-            name, number, str(path), is_3d_lora_weight=action.is_3d_lora_weight
-        )
-        self._adapters[name] = at_rest, action.update
+        copy = None
+        if reads_our_files(self._config.parallel_config):
+            try:
+                copy = await self._copies.make(path)
+            except OSError as error:
+                text = f"Loading lora {name} failed: it cannot be copied: {error}"
+                return AdminOutcome(text, "failed")
+        try:
+            await self._add_lora(action, number, path, copy)
+        except BaseException:
+            if copy is not None:
+                self._copies.drop(copy)
+            raise
+        if self._stuck:
+            text = f"{name} is loaded, but the engine does not go on"
+            return AdminOutcome(text, "failed", is_stuck=True)
         return AdminOutcome()
+
+    async def _add_lora(
+        self, action: LoadLora, number: int, path: Path, copy: Path | None
+    ) -> None:
+        """Have the engine read *copy*, or *path* where it cannot.
+
+        In the place of another, it stands meanwhile: else a step that loads the adapter
+        again could bring the former version back behind this one.
+        """
+        name, in_place = action.lora_name, action.lora_name in self._adapters
+
+        def adapter(where: Path, *, anew: bool) -> Any:  # vLLM's LoRARequest
+            return self._vllm.LoRARequest(
+                name,
+                number,
+                str(where),
+                load_inplace=anew,
+                is_3d_lora_weight=action.is_3d_lora_weight,
+            )
+
+        stands = in_place and not self._paused
+        if stands:
+            await self._stand("keep")
+        try:
+            await self._llm.add_lora(adapter(copy or path, anew=in_place))
+            stays = path if copy is None else self._copies.place(number, copy)
+            # Requests bring it along: it must not be loaded anew with each of them.
+            self._adapters[name] = adapter(stays, anew=False), action.update
+        except BaseException:
+            if in_place:
+                await self._read_again(number)
+            raise
+        finally:
+            if stands:
+                await self._undo()
+
+    async def _read_again(self, number: int) -> None:
+        """Have an adapter loaded again from its path: a load may have been cut off."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(UNDO_WAIT_S):
+                await self._llm.remove_lora(number)
 
     async def _sleep(self, action: Sleep) -> AdminOutcome:
         if action.level and self._vllm.is_cpu:
