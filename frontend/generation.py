@@ -82,7 +82,8 @@ _numbers = itertools.count(1)
 class Generation:
     """One sequence, from routing to its end.
 
-    ``start``, ``cancel`` and ``stop_here`` are for the HTTP side, the rest for legs.
+    ``start``, ``told``, ``cancel`` and ``stop_here`` are for the HTTP side, the rest
+    for legs.
     """
 
     def __init__(self, job: Job, sink: Sink, pool: Pool, metrics: Metrics) -> None:
@@ -144,9 +145,17 @@ class Generation:
             self._metrics.prompt_placed(route.place)
             return
 
+    def told(self) -> None:
+        """Take note that the client has got the end, and what it says was saved."""
+        self._record.told()
+
     def cancel(self) -> None:
-        """Forget the sink and stop whatever runs; harmless when all is over."""
+        """Forget the sink and stop whatever runs; have deleted what nobody was told of.
+
+        Harmless when all is over and told.
+        """
         if self._sink is None:
+            self._record.discard()
             return
         self._sink = None
         self._patience.end()
@@ -185,7 +194,7 @@ class Generation:
         if _is_paused(end):
             self._release(leg, end)
             self._sink = None
-            sink.ended(self._record.good_end(end))
+            sink.ended(self._record.good_end(end, leg.link))
             return
         if end.reason not in _GOOD_ENDS:
             self._release(leg, end)
@@ -203,7 +212,7 @@ class Generation:
             self._output += first.token_ids if first is not None else b""
             self._first_of_leg(end.num_cached_tokens, handed_over=False)
             logprobs = first.logprobs if first is not None else None
-            sink.tokens(token_ids, logprobs, self._record.good_end(end))
+            sink.tokens(token_ids, logprobs, self._record.good_end(end, leg.link))
             return
         if end.handover is None:
             self.leg_failed(
@@ -243,7 +252,7 @@ class Generation:
         if sink is not None and end is not None and _is_good(end):
             self._leg = self._sink = None
             self._remember(leg.link)
-            sink.tokens(token_ids, item.logprobs, self._record.good_end(end))
+            sink.tokens(token_ids, item.logprobs, self._record.good_end(end, leg.link))
             return
         if sink is not None:
             sink.tokens(token_ids, item.logprobs, None)
@@ -258,7 +267,7 @@ class Generation:
         if sink is not None and (self._stopped or _is_good(end)):
             self._sink = None
             self._remember(leg.link)
-            sink.ended(self._record.good_end(end))
+            sink.ended(self._record.good_end(end, leg.link))
         elif sink is None and end.reason is not FinishReason.ERROR:
             discard(leg.link, end)
         elif end.reason is FinishReason.ABORT:

@@ -74,7 +74,7 @@ class Record:
         self.weight_version: str | None = None  # of the newest id
         self.route: Route | None = None  # of the newest legs
         self.prefill_end: Finished | None = None  # whose KV the decode leg reads
-        self.saved: Saved | None = None  # when the prompt was computed
+        self.saved: Saved | None = None  # until its client is told, or has left
         self.moved = False  # the output has gone on at another worker
 
     def prefilled(self, link: Link, end: Finished, *, is_prompt_alone: bool) -> None:
@@ -86,10 +86,15 @@ class Record:
         if is_prompt_alone:
             self._origin = end
 
+    def told(self) -> None:
+        """Take note that the client has been told of what was saved: it is its own."""
+        self.saved = None
+
     def discard(self) -> None:
-        """Have deleted what was saved, if anything: the client will not hear of it."""
-        if self.saved is not None:
-            self.saved.discard()
+        """Have deleted what was saved, unless the client has been told of it."""
+        saved, self.saved = self.saved, None
+        if saved is not None:
+            saved.discard()
 
     def first_token(self, num_cached_tokens: int, *, handed_over: bool) -> float | None:
         """Take note of a leg's first token; return what its hand-over took, in s.
@@ -108,12 +113,15 @@ class Record:
         if weight_version is not None:
             self._weight_versions.append((first_index, weight_version))
 
-    def good_end(self, finished: Finished | None) -> End:
+    def good_end(self, finished: Finished | None, link: Link | None = None) -> End:
         """Return the end of an output that a worker, or a stop string, completed.
 
         Args:
             finished: What the worker said; None if nobody waited for that.
+            link: That worker's.
         """
+        if link is not None and finished is not None and finished.kv_transfer_params:
+            self.saved = Saved(link, finished.kv_transfer_params)
         end = self.end(finished.reason if finished is not None else FinishReason.STOP)
         if finished is not None:
             if finished.stop_reason != BY_PAUSE:

@@ -97,16 +97,23 @@ class Session:
                 await self._next_wake()
             if self._error is not None:
                 raise self._error
+            body = self._body()
+            for choice in self._choices:
+                # Its connection was there a moment ago: what is written now is told.
+                choice.generation.told()
         finally:
             self._cancel()
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    def _body(self) -> bytes:
+        """Return the JSON of a whole response."""
         wholes = [one.whole() for one in self._collected]
         choices = [
             Finished(index, one.text, one.token_ids, one.logprobs, one.end, one.parsed)
             for index, one in enumerate(wholes)
             if one.end is not None
         ]
-        body = self._call.shape.response(choices, self._usage())
-        return web.Response(body=body, content_type="application/json", headers=headers)
+        return self._call.shape.response(choices, self._usage())
 
     async def streamed(
         self, request: web.Request, headers: dict[str, str], write_timeout_s: float
@@ -180,7 +187,10 @@ class Session:
             choice.generation.start()
 
     def _cancel(self) -> None:
-        """Stop whatever still runs (nothing, after a good end), and count."""
+        """Stop whatever still runs (nothing, after a good end), and count.
+
+        What has ended, but its client was not told so, leaves nothing either.
+        """
         for choice in self._choices:
             choice.generation.cancel()
             self._metrics.generation_tokens.inc(choice.num_tokens)
@@ -219,6 +229,9 @@ class Session:
         if data and not stream.send(data):
             self._hold()
         if end is not None:
+            if stream.is_open:
+                # Its client may act on a choice's end while the others go on.
+                choice.generation.told()
             self._wake.set()
 
     def _deliver_plain(self, choice: Choice, text: str, token_ids: list[int]) -> None:

@@ -48,6 +48,11 @@ class EventStream:
         await response.write(first)
         self._transport = request.transport
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the client is there: what is sent may reach it."""
+        return self._transport is not None and not self._transport.is_closing()
+
     def send(self, data: bytes) -> bool:
         """Send events; returns whether the client keeps up."""
         transport = self._transport

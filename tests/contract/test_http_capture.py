@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest_asyncio
 from support.stack import Reply, SimWorker, Stack, eventually, frontend, stack
 from support.states import take_states
 from tokenwire.frontend.link import LinkState
-from tokenwire.protocol.messages import Role
+from tokenwire.protocol.messages import ErrorKind, FinishReason, Role
 from tokenwire.worker.capture_files import Access, Sweep
 from tokenwire.worker.captures import CaptureSettings
+from tokenwire.worker.engine import EngineFinished, EngineTokens
 
 PAIR = (Role.PREFILL, Role.DECODE)
 PROMPT = [5, 6, 7, 8]
@@ -205,6 +207,106 @@ async def test_a_client_that_leaves_leaves_no_file(served: Stack, folder: Path) 
     await asyncio.wait({request})
     await served.idle()
     await eventually(lambda: os.listdir(folder) == [])
+
+
+class Holding:
+    """Holds back the ends of a worker's choices but the one that saves."""
+
+    def __init__(self, served: Stack) -> None:
+        [self._worker] = served.workers
+        self._links = served.pool.links
+        self._outputs = self._worker.service.outputs
+        self._held: list[EngineFinished] = []
+        self._worker.service.outputs = self._hold  # type: ignore[method-assign]
+        self.num_aborts = 0
+        abort = self._worker.engine.abort
+
+        def counted(request_id: str) -> None:
+            self.num_aborts += 1
+            abort(request_id)
+
+        self._worker.engine.abort = counted  # type: ignore[method-assign]
+
+    def _hold(self, tokens: list[EngineTokens], finished: list[EngineFinished]) -> None:
+        saved = [end for end in finished if end.kv_transfer_params is not None]
+        self._held += [end for end in finished if end.kv_transfer_params is None]
+        self._outputs(tokens, saved)
+
+    async def one_ended(self) -> None:
+        """Wait until the frontend knows of the one end, and the other is held."""
+        await eventually(lambda: bool(self._held))
+        await eventually(lambda: sum(link.num_open for link in self._links) == 1)
+
+    def release(self, error: ErrorKind | None = None) -> None:
+        """Let the rest end, or fail."""
+        held, self._held = self._held, []
+        if error is not None:
+            reason = FinishReason.ERROR
+            held = [replace(end, reason=reason, error_kind=error) for end in held]
+        self._outputs([], held)
+
+
+TWO = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2, "n": 2}}
+
+
+@pytest.mark.parametrize("by", ["its client", "its other choice"])
+async def test_an_ended_choice_of_a_lost_response_leaves_no_file(
+    tiny_model: Path, folder: Path, by: str
+) -> None:
+    """It ended well, and nobody was told: the client left, or it all failed."""
+    async with stack(tiny_model, capture=settings(folder)) as served:
+        holding = Holding(served)
+        request = asyncio.create_task(served.post("/inference/v1/generate", TWO))
+        await holding.one_ended()
+        assert len(os.listdir(folder)) == 2
+        if by == "its client":
+            request.cancel()
+            await asyncio.wait({request})
+            await eventually(lambda: holding.num_aborts == 1)
+            holding.release()
+        else:
+            holding.release(ErrorKind.INVALID)
+            assert (await request).status == 400
+        await eventually(lambda: os.listdir(folder) == [])
+
+
+async def test_what_a_stream_has_told_is_its_client_s(
+    tiny_model: Path, folder: Path
+) -> None:
+    """It may act on a choice's end while the others go on, and then leave."""
+    async with stack(tiny_model, capture=settings(folder)) as served:
+        holding = Holding(served)
+        url = f"{served.url}/inference/v1/generate"
+        async with served.client.post(url, json={**TWO, "stream": True}) as answer:
+            while b"hidden_states_path" not in (
+                line := await answer.content.readline()
+            ):
+                assert line
+            answer.close()
+        event = json.loads(line.removeprefix(b"data: "))
+        await eventually(lambda: holding.num_aborts == 1)  # behind any Discard
+        holding.release()
+        assert num_discarded(served) == 0
+        assert take(Path(event["kv_transfer_params"]["hidden_states_path"])) == PROMPT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_answered_stays(served: Stack, stream: bool) -> None:
+    """Until its client takes it: the end of a response deletes nothing."""
+    reply = await served.complete(prompt=PROMPT, max_tokens=3, stream=stream, **TRIO)
+    # To the same worker: it has heard by then whatever was said before.
+    again = await served.complete(prompt=PROMPT, max_tokens=1, **TRIO)
+    assert num_discarded(served) == 0
+    body = reply.events[-2].body if stream else reply.json
+    assert body is not None
+    assert take(path_of(body)) == PROMPT
+    assert take(path_of(again.json)) == PROMPT
+
+
+def num_discarded(served: Stack) -> int:
+    """Return how many files the workers were told to delete."""
+    keepers = [one.captures for one in served.workers if one.captures is not None]
+    return sum(one.usage.num_discarded for one in keepers)
 
 
 async def test_what_nobody_takes_is_swept(tiny_model: Path, folder: Path) -> None:

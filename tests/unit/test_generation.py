@@ -980,6 +980,30 @@ def test_a_client_that_leaves_leaves_no_file(when: str) -> None:
     assert run.sink.ends == []
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("disaggregated", [False, True])
+def test_an_output_that_has_ended_leaves_its_file_to_who_is_told(
+    disaggregated: bool, is_told: bool
+) -> None:
+    """Its response may wait for other choices, and its client leave meanwhile."""
+    run = capturing(disaggregated=disaggregated)
+    source = run.prefill if disaggregated else run.decode
+    if disaggregated:
+        prefilled(run)
+    end = finished(
+        FinishReason.LENGTH, 1, kv_transfer_params=None if disaggregated else SAVED
+    )
+    run.decode.replies[0].tokens(tokens(0, 9), end)
+    if is_told:
+        run.generation.told()
+    for _ in range(2):  # a second time is none
+        run.generation.cancel()
+
+    assert [one.kv_transfer_params for one in run.sink.ends] == [SAVED]
+    path = SAVED["hidden_states_path"]
+    assert source.discarded == ([] if is_told else [path])
+
+
 def test_a_full_leg_that_crosses_the_cancel_leaves_no_file() -> None:
     """Its worker had ended it before it heard."""
     run = capturing(disaggregated=False)
