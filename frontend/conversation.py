@@ -7,6 +7,7 @@ import secrets
 from tokenwire.protocol.errors import SequenceError
 from tokenwire.protocol.messages import (
     CAPTURE,
+    CAPTURE_TOLD,
     ORPHANED_KV,
     PROTOCOL_VERSION,
     STATUS,
@@ -46,7 +47,7 @@ class Conversation:
             PROTOCOL_VERSION,
             frontend_id,
             incarnation,
-            [ORPHANED_KV, STATUS, CAPTURE],
+            [ORPHANED_KV, STATUS, CAPTURE, CAPTURE_TOLD],
             link_id=secrets.token_hex(4),
         )
         self.incoming, self.outgoing = Incoming(), Outgoing()

@@ -20,6 +20,7 @@ from tokenwire.protocol.limits import (
 )
 from tokenwire.protocol.messages import (
     ADMIN,
+    CAPTURE_TOLD,
     METRICS,
     ORPHANED_KV,
     Admin,
@@ -30,6 +31,7 @@ from tokenwire.protocol.messages import (
     Card,
     Discard,
     EngineDead,
+    Finished,
     FromWorker,
     JsonObject,
     Load,
@@ -42,6 +44,7 @@ from tokenwire.protocol.messages import (
     Settled,
     Status,
     Submit,
+    Told,
 )
 
 from .channel import Channel
@@ -227,6 +230,11 @@ class Link(Peer):
         """Have a file deleted that no client will hear of."""
         if self.captures and self.state is LinkState.READY:
             self._channel.send(Discard(hidden_states_path))
+
+    def client_knows(self, hidden_states_path: str) -> None:
+        """Let a file age from now on: its client has heard of it."""
+        if self.can(CAPTURE_TOLD) and self.state is LinkState.READY:
+            self._channel.send(Told(hidden_states_path))
 
     def administer(self, message: Admin) -> asyncio.Future[AdminDone]:
         """Send an admin call; the future brings its end, also if the worker is lost."""
@@ -417,14 +425,26 @@ class Link(Peer):
                 self._lose(LinkState.CONNECTING, f"engine died: {message.reason}")
 
     def _take_batch(self, batch: Batch) -> None:
-        ends = [end for end in batch.finished if end.handover is not None]
+        ends = [
+            end
+            for end in batch.finished
+            if end.handover is not None or end.kv_transfer_params is not None
+        ]
         awaited = {end.request_id for end in ends if end.request_id in self._open}
         self._open.take(batch)
         for end in ends:
-            if end.request_id in awaited:
+            if end.request_id not in awaited:
+                self._take_late(end)
+            elif end.handover is not None:
                 self._settle(end.request_id)  # its reply has passed it on
-            elif end.handover is not None:  # its leg was given up before
-                self._take_orphan(OrphanedKV(end.request_id, end.handover))
+
+    def _take_late(self, end: Finished) -> None:
+        """Free what a leg leaves behind that was given up before."""
+        if end.handover is not None:
+            self._take_orphan(OrphanedKV(end.request_id, end.handover))
+        path = (end.kv_transfer_params or {}).get("hidden_states_path")
+        if isinstance(path, str):
+            self.discard(path)
 
     def _take_orphan(self, orphan: OrphanedKV) -> None:
         if self._on_orphan is not None and self._on_orphan(orphan):

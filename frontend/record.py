@@ -28,11 +28,21 @@ class Saved:
     link: Link
     kv_transfer_params: JsonObject
 
+    @property
+    def path(self) -> str | None:
+        """Where it is, if that is a file."""
+        path = self.kv_transfer_params.get("hidden_states_path")
+        return path if isinstance(path, str) else None
+
+    def told(self) -> None:
+        """Let it be the client's: it has heard of it."""
+        if self.path is not None:
+            self.link.client_knows(self.path)
+
     def discard(self) -> None:
         """Have it deleted: the client will not hear of it."""
-        path = self.kv_transfer_params.get("hidden_states_path")
-        if isinstance(path, str):
-            self.link.discard(path)
+        if self.path is not None:
+            self.link.discard(self.path)
 
 
 def discard(link: Link, end: Finished) -> None:
@@ -88,7 +98,9 @@ class Record:
 
     def told(self) -> None:
         """Take note that the client has been told of what was saved: it is its own."""
-        self.saved = None
+        saved, self.saved = self.saved, None
+        if saved is not None:
+            saved.told()
 
     def discard(self) -> None:
         """Have deleted what was saved, unless the client has been told of it."""

@@ -25,6 +25,7 @@ __all__ = [
     "AGAIN",
     "BY_PAUSE",
     "CAPTURE",
+    "CAPTURE_TOLD",
     "GRAMMAR_REJECTS_PREFIX",
     "METRICS",
     "ORPHANED_KV",
@@ -62,6 +63,7 @@ __all__ = [
     "StructuredOutput",
     "Submit",
     "Tokens",
+    "Told",
 ]
 
 PROTOCOL_VERSION = 1
@@ -79,6 +81,10 @@ METRICS = "metrics"
 CAPTURE = "capture"
 """Capability. In Hello: takes ``ErrorKind.CAPTURE``. In Card: saves hidden states where
 Submit asks for them, takes Discard."""
+
+CAPTURE_TOLD = "capture_told"
+"""Capability. In Hello: answers each file that it hears of by Told or Discard. In Card:
+takes Told."""
 
 ADMIN = "admin"
 """Capability. In Card: takes Admin."""
@@ -271,6 +277,17 @@ class Discard(msgspec.Struct, tag="discard", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
+class Told(msgspec.Struct, tag="told", frozen=True):
+    """A client knows of what was saved for its request: it may take it from now on.
+
+    Until then, or Discard, the file is not too old, however long the output takes. Only
+    to workers with the capability ``CAPTURE_TOLD``.
+    """
+
+    hidden_states_path: str  # of its Finished
+    seq: Seq = msgspec.UNSET
+
+
 class ScrapeMetrics(msgspec.Struct, tag="scrape_metrics", frozen=True):
     """Say what the engine measures; answered by MetricsText.
 
@@ -315,6 +332,7 @@ FromFrontend = (
     | ReleaseKV
     | Settled
     | Discard
+    | Told
     | Ping
     | Bye
     | ScrapeMetrics

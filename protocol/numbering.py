@@ -38,12 +38,22 @@ from .messages import (
     Settled,
     Status,
     Submit,
+    Told,
 )
 
 __all__ = ["Incoming", "Numbered", "Outgoing"]
 
 _FromFrontend = (
-    Submit | Cancel | ReleaseKV | Settled | Discard | Ping | Bye | ScrapeMetrics | Admin
+    Submit
+    | Cancel
+    | ReleaseKV
+    | Settled
+    | Discard
+    | Told
+    | Ping
+    | Bye
+    | ScrapeMetrics
+    | Admin
 )
 _FromWorker = Batch | Load | OrphanedKV | EngineDead | MetricsText | Status | AdminDone
 Numbered = _FromFrontend | _FromWorker

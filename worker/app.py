@@ -28,6 +28,7 @@ from tokenwire.protocol.keys import INSECURE, KeyFileError
 from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE,
+    CAPTURE_TOLD,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -199,7 +200,7 @@ class Worker:
                 METRICS,
                 ADMIN,
                 STATUS,
-                *([CAPTURE] if self._captures else []),
+                *([CAPTURE, CAPTURE_TOLD] if self._captures else []),
             ],
             weight_version=config.weight_version,
             hidden_state_layers=list(config.capture.layers) if config.capture else [],

@@ -35,6 +35,7 @@ __all__ = [
     "name_of",
     "new_name",
     "remove",
+    "renew",
     "write",
 ]
 
@@ -116,6 +117,12 @@ def write(path: str, arrays: Mapping[str, Array], access: Access) -> int:
                     os.unlink(left)
             raise
     return size
+
+
+def renew(path: str) -> None:
+    """Let a file that may be there be as young as one that is written now."""
+    with contextlib.suppress(OSError):
+        os.utime(path, follow_symlinks=False)
 
 
 def remove(path: str, sweep: Sweep | None = None) -> Removal:

@@ -5,6 +5,7 @@ Laws:
   where the rest is above its bound, requests that would add to it fail.
 - Disks are slow: nothing here waits for one on the event loop, except the check at the
   start.
+- What a client has not been told of yet is renewed before each sweep.
 Several workers may share a folder. Each sweeps all of it, also what workers before
 them have left; a file whose lock somebody holds stays.
 """
@@ -17,6 +18,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +53,10 @@ are left to the sweep."""
 SWEEPS_PER_TTL = 4
 """A file is at most a quarter of the time late."""
 
-MAX_SWEEP_INTERVAL_S = 15.0
+MAX_SWEEP_INTERVAL_S = 10.0
+"""Below ``SPARED_S``, with room for a slow listing: what is renewed at each sweep is never
+too much, in the eyes of no other worker of the folder either."""
+
 MIN_SWEEP_INTERVAL_S = 0.1
 """Listing 10,000 files takes 30 ms."""
 
@@ -109,6 +114,8 @@ class Captures:
         self._num_discarded = 0
         self._num_swept = dict.fromkeys(Sweep, 0)
         self._last_error = ""
+        self.untold: Callable[[float], list[str]] = _none
+        """Which files are to be renewed, at a time of the event loop's."""
 
     def check(self) -> None:
         """Make the folder if need be, and write a file there as it will be.
@@ -201,7 +208,8 @@ class Captures:
             if is_full or loop.time() >= sweep_at:
                 sweep_at = loop.time() + interval_s
                 self._new_files = self._new_bytes = 0
-                counts = await asyncio.to_thread(self.sweep, time.time())
+                untold = self.untold(loop.time())
+                counts = await asyncio.to_thread(self.look, untold)
                 # What came meanwhile may have been listed or not: rather twice, until
                 # the next sweep, than not at all.
                 self._num_files = counts[0] + self._new_files
@@ -215,6 +223,12 @@ class Captures:
     def _delete(self, doomed: list[str]) -> None:
         for path in doomed:
             self._removed(capture_files.remove(path), path)
+
+    def look(self, untold: list[str]) -> tuple[int, int]:
+        """Renew what no client has been told of, then ``sweep``; blocks."""
+        for path in untold:
+            capture_files.renew(path)
+        return self.sweep(time.time())
 
     def sweep(self, now: float) -> tuple[int, int]:
         """Delete what is too old, broken, or too much; blocks.
@@ -284,6 +298,11 @@ class Captures:
         if error != self._last_error:
             logger.error("%s", error)
         self._last_error = error
+
+
+def _none(now: float) -> list[str]:
+    del now
+    return []
 
 
 def _listed(folder: str, now: float) -> list[_Entry]:

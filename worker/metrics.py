@@ -129,9 +129,9 @@ class Metrics:
         if as_vllm:
             registry.register(_AsVllm(self._vllm_has))
 
-    def captured(self, usage: Usage) -> None:
+    def captured(self, usage: Usage, num_untold: int) -> None:
         """Show what is in the folder of hidden states."""
-        self._captures.show(usage)
+        self._captures.show(usage, num_untold)
 
     def engine_load(self, load: EngineLoad, num_open: int, num_frontends: int) -> None:
         """Show how busy the worker is now."""
@@ -244,6 +244,9 @@ class _CaptureMetrics:
 
         self._files = gauge("capture_files", "Files of hidden states in the folder.")
         self._bytes = gauge("capture_bytes", "Their size, with their locks.")
+        self._untold = gauge(
+            "capture_untold", "Files kept until their clients are told of them."
+        )
         self._written = counter("capture_writes", "Files written by this worker.")
         self._failed = counter("capture_failures", "Files that could not be written.")
         self._discarded = counter(
@@ -253,12 +256,13 @@ class _CaptureMetrics:
             "capture_swept", "Files deleted because nobody took them.", "reason"
         )
 
-    def show(self, usage: Usage) -> None:
+    def show(self, usage: Usage, num_untold: int) -> None:
         """Take the newest counts."""
         shown, self._shown = self._shown, usage
         name = self._model_name
         self._files.set(usage.num_files)
         self._bytes.set(usage.num_bytes)
+        self._untold.set(num_untold)
         self._written.labels(name).inc(usage.num_written - shown.num_written)
         self._failed.labels(name).inc(usage.num_failed - shown.num_failed)
         self._discarded.labels(name).inc(usage.num_discarded - shown.num_discarded)

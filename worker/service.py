@@ -42,6 +42,7 @@ from tokenwire.protocol.messages import (
     Settled,
     Submit,
     Tokens,
+    Told,
 )
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 from tokenwire.worker.captures import Captures
@@ -55,6 +56,7 @@ from .frontends import EndedBy, Frontend, Request
 from .metrics import Metrics
 from .orphans import Orphans
 from .timers import Timers
+from .untold import Untold
 
 __all__ = ["Bounds", "Sender", "Service"]
 
@@ -100,6 +102,7 @@ class Service:
         self._requests: dict[str, Request] = {}  # by the engine's id
         self._aborting: dict[str, float] = {}  # engine id -> when to give up, ascending
         self._orphans = Orphans()
+        self._untold = Untold(captures)
         self._num_submits = 0
         self._sender = sender
         self._delivery = Delivery(sender, timers, metrics, self._lose)
@@ -148,7 +151,9 @@ class Service:
             case ScrapeMetrics():
                 self._tell_metrics(frontend)
             case Discard():
-                self._discard(message.hidden_states_path)
+                self._untold.discard(frontend, message.hidden_states_path)
+            case Told():
+                self._untold.told(frontend, message.hidden_states_path)
             case Admin():
                 self._administration.begin(message, partial(self._admin_done, frontend))
             case Ping():
@@ -291,6 +296,7 @@ class Service:
         for request in requests:
             self._engine.abort(request.engine_id)
         self._metrics.orphaned(self._orphans.lost(frontend, self._timers.time()))
+        self._untold.lost(frontend)
         self._tell_if_idle()
 
     # -- what Admins do (an ``administration.Owner``) --------------------------------
@@ -379,18 +385,14 @@ class Service:
         for end in finished:
             request = requests.get(end.request_id)
             if request is None or request.ended_by is EndedBy.OLD_KV:
-                self._discard((end.kv_transfer_params or {}).get("hidden_states_path"))
+                path = (end.kv_transfer_params or {}).get("hidden_states_path")
+                self._untold.undelivered(path)
             if request is not None:
                 self._answer(request, request.end(end))
             elif end.handover is not None:
                 self._metrics.orphaned(1)
                 now = self._timers.time()
                 self._orphans.undelivered(end.request_id, end.handover, now)
-
-    def _discard(self, path: object) -> None:
-        """Have a file deleted that no client will hear of."""
-        if self._captures is not None:
-            self._captures.discard(path)
 
     def died(self, reason: str) -> None:
         """End what is still open, tell every frontend, and note the reason."""
@@ -418,6 +420,7 @@ class Service:
         self._forget(request)
         if end.handover is not None:
             self._orphans.given(request, end.handover, self._timers.time())
+        self._untold.given(request.frontend, end, self._timers.time())
         self._metrics.finished(end, self._timers.time() - request.submitted_at)
         self._delivery.finished(request.frontend, end)
         self._tell_if_idle()
@@ -460,7 +463,7 @@ class Service:
             self._engine.load(), self.num_requests, len(self._frontends)
         )
         if self._captures is not None:
-            self._metrics.captured(self._captures.usage)
+            self._metrics.captured(self._captures.usage, len(self._untold))
 
     def _load(self) -> Load:
         load = self._engine.load()

@@ -36,6 +36,7 @@ from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
 from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE,
+    CAPTURE_TOLD,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -47,6 +48,7 @@ from tokenwire.protocol.messages import (
     Bye,
     Cancel,
     Card,
+    Discard,
     EngineDead,
     Finished,
     FinishReason,
@@ -64,6 +66,7 @@ from tokenwire.protocol.messages import (
     Status,
     Submit,
     Tokens,
+    Told,
 )
 from tokenwire.protocol.tokens import pack_ids
 
@@ -628,7 +631,7 @@ async def test_a_worker_hears_that_a_hand_over_is_seen_to(
     async with connected() as pair:
         hello = await pair.worker.receive(Hello)
         assert isinstance(hello, Hello)
-        assert hello.capabilities == [ORPHANED_KV, STATUS, CAPTURE]
+        assert hello.capabilities == [ORPHANED_KV, STATUS, CAPTURE, CAPTURE_TOLD]
         card = msgspec.structs.replace(CARD, capabilities=capabilities)
         await pair.worker.send(card)
         await eventually(lambda: pair.link.state is LinkState.READY)
@@ -641,6 +644,45 @@ async def test_a_worker_hears_that_a_hand_over_is_seen_to(
         for kind in expected:
             message = await pair.worker.receive(Settled | Bye)  # type: ignore[arg-type]
             assert type(message) is kind
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [([], Bye), ([CAPTURE], Bye), ([CAPTURE, CAPTURE_TOLD], Told)],
+)
+async def test_a_worker_hears_that_a_client_was_told(
+    capabilities: list[str], expected: type
+) -> None:
+    """An older one would take that for a breach of the protocol."""
+    async with connected() as pair:
+        await pair.worker.receive(Hello)
+        card = msgspec.structs.replace(CARD, capabilities=capabilities)
+        await pair.worker.send(card)
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        pair.link.client_knows("/d/capture-0.safetensors")
+        pair.link.close("over")
+        message = await pair.worker.receive(Told | Bye)  # type: ignore[arg-type]
+        assert type(message) is expected
+
+
+async def test_a_late_file_of_a_leg_that_was_given_up_is_deleted() -> None:
+    """Nobody is left to be told of it, and its worker would keep it."""
+    async with connected() as pair:
+        await pair.worker.receive(Hello)
+        await pair.worker.send(msgspec.structs.replace(CARD, capabilities=[CAPTURE]))
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        saved = {"hidden_states_path": "/d/capture-0.safetensors"}
+        known = await pair.submit()
+        ended = msgspec.structs.replace(end(1), kv_transfer_params=saved)
+        late = Finished("late", FinishReason.LENGTH, 1, kv_transfer_params=saved)
+        manifest = Finished("m", FinishReason.LENGTH, 1, kv_transfer_params={"a": 1})
+        await pair.worker.send(Batch([tokens(0, 5)], [ended, manifest]))
+        await eventually(lambda: bool(known.ends))  # which is for its reply to see to
+        await pair.worker.send(Batch([], [late]))
+        message = await pair.worker.receive(Discard)
+        assert isinstance(message, Discard)
+        assert message.hidden_states_path == saved["hidden_states_path"]
+        assert message.seq == 2  # the first it says since the request
 
 
 @pytest.mark.parametrize("is_seen_to", [True, False])

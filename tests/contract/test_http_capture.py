@@ -19,6 +19,7 @@ from support.stack import Reply, SimWorker, Stack, eventually, frontend, stack
 from support.states import take_states
 from tokenwire.frontend.link import LinkState
 from tokenwire.protocol.messages import ErrorKind, FinishReason, Role
+from tokenwire.worker import capture_files
 from tokenwire.worker.capture_files import Access, Sweep
 from tokenwire.worker.captures import CaptureSettings
 from tokenwire.worker.engine import EngineFinished, EngineTokens
@@ -321,6 +322,33 @@ async def test_what_nobody_takes_is_swept(tiny_model: Path, folder: Path) -> Non
         assert worker.captures is not None
         await eventually(lambda: worker.captures.usage.num_files == 0)  # type: ignore[union-attr]
         assert worker.captures.usage.num_swept[Sweep.AGE] == 5
+
+
+async def test_a_file_does_not_age_before_its_client_is_told(
+    tiny_model: Path, folder: Path
+) -> None:
+    """In a pair: it is written before the output, whose end may be long after."""
+    capture = settings(folder, ttl_s=0.4)
+    async with stack(tiny_model, PAIR, capture=capture) as served:
+        held: list[tuple[Any, Any]] = []
+        [decode] = [one for one in served.workers if one.role is Role.DECODE]
+        outputs = decode.service.outputs
+        decode.service.outputs = lambda *step: held.append(step)  # type: ignore[method-assign]
+        request = asyncio.create_task(
+            served.complete(prompt=PROMPT, max_tokens=2, **TRIO)
+        )
+        await eventually(lambda: any(ends for _, ends in held))
+        [name] = [one for one in os.listdir(folder) if one.endswith("tensors")]
+
+        younger = folder / capture_files.new_name()
+        younger.touch()
+        await eventually(lambda: not younger.exists())  # swept for its age
+        assert (folder / name).exists()
+
+        for step in held:
+            outputs(*step)
+        assert path_of((await request).json) == folder / name
+        await eventually(lambda: os.listdir(folder) == [])  # it ages now
 
 
 async def test_a_disk_that_fails_fails_its_requests_alone(

@@ -48,6 +48,7 @@ from tokenwire.protocol.messages import (
     StructuredOutput,
     Submit,
     Tokens,
+    Told,
 )
 from tokenwire.protocol.tokens import pack_floats, pack_ids
 
@@ -110,6 +111,7 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
     "submit_capture": Submit("r1", pack_ids([1]), Sampling(1), capture_tokens=1),
     "settled": Settled("r1"),
     "discard": Discard("/d/capture-0.safetensors"),
+    "told": Told("/d/capture-0.safetensors", seq=4),
     "admin_least": Admin("a1", "resume"),
     "admin_full": Admin(
         "a1", "pause", {"mode": "keep", "clear_cache": False}, timeout_s=300.0, seq=2

@@ -42,6 +42,7 @@ from tokenwire.protocol.messages import (
     StructuredOutput,
     Submit,
     Tokens,
+    Told,
 )
 
 Decode = Callable[[bytes], FromFrontend | FromWorker]
@@ -142,6 +143,7 @@ from_frontend = st.one_of(
     st.builds(ReleaseKV, names, objects),
     st.builds(Settled, names),
     st.builds(Discard, texts),
+    st.builds(Told, texts),
     st.builds(Admin, names, texts, objects, st.floats(0, 1e9)),
     st.builds(Ping, texts),
     st.builds(Bye, texts),

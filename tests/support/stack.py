@@ -34,6 +34,7 @@ from tokenwire.protocol.keys import KeyFiles
 from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE,
+    CAPTURE_TOLD,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -198,7 +199,7 @@ class SimWorker:
                 METRICS,
                 ADMIN,
                 STATUS,
-                *([CAPTURE] if self.captures else []),
+                *([CAPTURE, CAPTURE_TOLD] if self.captures else []),
             ],
             "hidden_state_layers": self._layers,
             "connector_compatibility": info.connector_compatibility,

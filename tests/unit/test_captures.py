@@ -150,6 +150,27 @@ def test_fresh_files_above_the_bound_stay_and_refuse_more(tmp_path: Path) -> Non
     assert str(tmp_path) in keeping.refusal
 
 
+def test_what_no_client_was_told_of_is_neither_old_nor_too_much(tmp_path: Path) -> None:
+    """Not for this worker, and not for another that has the same folder."""
+    keeping = keeper(tmp_path, max_bytes=500)
+    another = keeper(tmp_path, max_bytes=500)
+    untold, told = made(keeping, 10 * TTL_S, 400), made(keeping, 10 * TTL_S, 400)
+    gone = keeping.new_path()
+
+    assert keeping.look([str(untold), gone])[0] == 1
+
+    another.sweep(time.time() + module.MAX_SWEEP_INTERVAL_S)
+    assert sorted(os.listdir(tmp_path)) == [untold.name, f"{untold.name}.lock"]
+    assert not told.exists()
+    another.sweep(time.time() + TTL_S)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_renewed_are_spared_until_they_are_renewed_again() -> None:
+    """With seconds to list the folder in: a sweep for size spares what is so young."""
+    assert module.SPARED_S - module.MAX_SWEEP_INTERVAL_S >= 5.0
+
+
 def test_what_is_not_ours_is_never_touched(tmp_path: Path) -> None:
     """However old: names of others, folders, and what a client has renamed."""
     keeping = keeper(tmp_path)

@@ -57,6 +57,7 @@ class FakeLink:
     captures: bool = False
     exactness: str = ""
     discarded: list[str] = field(default_factory=list[str])
+    told_of: list[str] = field(default_factory=list[str])
     watchers: dict[Callable[[str], None], None] = field(
         default_factory=dict["Callable[[str], None]", None]
     )
@@ -72,6 +73,10 @@ class FakeLink:
     def discard(self, hidden_states_path: str) -> None:
         """Keep what is to be deleted."""
         self.discarded.append(hidden_states_path)
+
+    def client_knows(self, hidden_states_path: str) -> None:
+        """Keep what the client knows of."""
+        self.told_of.append(hidden_states_path)
 
     def update_of(self, lora: str) -> int:
         """Return the update of the weights."""
@@ -994,6 +999,7 @@ def test_an_output_that_has_ended_leaves_its_file_to_who_is_told(
         FinishReason.LENGTH, 1, kv_transfer_params=None if disaggregated else SAVED
     )
     run.decode.replies[0].tokens(tokens(0, 9), end)
+    assert (source.told_of, source.discarded) == ([], [])  # nothing said yet
     if is_told:
         run.generation.told()
     for _ in range(2):  # a second time is none
@@ -1001,6 +1007,7 @@ def test_an_output_that_has_ended_leaves_its_file_to_who_is_told(
 
     assert [one.kv_transfer_params for one in run.sink.ends] == [SAVED]
     path = SAVED["hidden_states_path"]
+    assert source.told_of == ([path] if is_told else [])
     assert source.discarded == ([] if is_told else [path])
 
 

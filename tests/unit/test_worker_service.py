@@ -11,10 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
 from tokenwire.protocol.errors import SequenceError
+from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
     AGAIN,
     BY_PAUSE,
     CAPTURE,
+    CAPTURE_TOLD,
     ORPHANED_KV,
     PROTOCOL_VERSION,
     STATUS,
@@ -46,9 +48,11 @@ from tokenwire.protocol.messages import (
     Settled,
     Status,
     Submit,
+    Told,
 )
 from tokenwire.protocol.numbering import Numbered
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
+from tokenwire.worker import untold as untold_module
 from tokenwire.worker.admission import Bounds
 from tokenwire.worker.capture_files import Access
 from tokenwire.worker.captures import Captures, CaptureSettings
@@ -58,6 +62,7 @@ from tokenwire.worker.engine import (
     EngineLoad,
     EngineTokens,
 )
+from tokenwire.worker.frontends import Frontend
 from tokenwire.worker.metrics import Metrics
 from tokenwire.worker.orphans import AGAIN_S, GRACE_S
 from tokenwire.worker.service import (
@@ -66,6 +71,7 @@ from tokenwire.worker.service import (
     MIN_SCRAPE_S,
     Service,
 )
+from tokenwire.worker.untold import MAX_UNTOLD_S, Untold
 
 A, B = b"frontend-a", b"frontend-b"
 
@@ -856,6 +862,69 @@ def test_the_file_of_a_lost_frontend_s_request_goes(tmp_path: Path) -> None:
     desk.service.outputs([], [end])
     desk.service.tick()
     assert desk.metric("capture_discards_total") == 1
+
+
+def told_desk(folder: Path, *capabilities: str) -> tuple[Desk, Captures, str]:
+    """Return a desk, who keeps its folder, and the path that frontend A was told."""
+    captures = keeper(folder)
+    desk = Desk(captures=captures)
+    desk.say(A, Hello(PROTOCOL_VERSION, "a", "1", list(capabilities)))
+    path = captures.new_path()
+    saved = {"hidden_states_path": path}
+    end = EngineFinished(desk.submit(), FinishReason.LENGTH, kv_transfer_params=saved)
+    desk.service.outputs([], [end])
+    return desk, captures, path
+
+
+def test_a_file_is_kept_until_its_client_is_told(tmp_path: Path) -> None:
+    """Or it is deleted, or its frontend is lost; an operator sees how many are."""
+    desk, captures, path = told_desk(tmp_path, CAPTURE_TOLD)
+    assert captures.untold(desk.timers.now) == [path]
+    desk.service.tick()
+    assert desk.metric("capture_untold") == 1
+    desk.say(A, Told(captures.new_path()))  # another
+    assert captures.untold(desk.timers.now) == [path]
+    desk.say(A, Told(path))
+    assert captures.untold(desk.timers.now) == []
+
+    desk, captures, path = told_desk(tmp_path, CAPTURE_TOLD)
+    desk.say(A, Discard(path))
+    assert captures.untold(desk.timers.now) == []
+    assert captures.usage.num_discarded == 1
+
+    desk, captures, path = told_desk(tmp_path, CAPTURE_TOLD)
+    desk.say(B, Hello(PROTOCOL_VERSION, "b", "1", [CAPTURE_TOLD]), Told(path))
+    assert captures.untold(desk.timers.now) == [path]  # it is not B's
+    desk.say(A, Bye())
+    assert captures.untold(desk.timers.now) == []
+    assert captures.usage.num_discarded == 0  # it may be there, and its link broken
+
+
+def test_an_older_frontend_s_files_age_from_the_start(tmp_path: Path) -> None:
+    """It will never say that a client was told."""
+    desk, captures, _ = told_desk(tmp_path)
+    assert captures.untold(desk.timers.now) == []
+
+
+def test_what_is_kept_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In number, the oldest first, and in time; only files of this folder count."""
+    monkeypatch.setattr(untold_module, "MAX_UNTOLD", 2)
+    captures = keeper(tmp_path)
+    untold = Untold(captures)
+    hello = Hello(PROTOCOL_VERSION, "a", "1", [CAPTURE_TOLD])
+    frontend = Frontend(A, hello, Liveness(0.0))
+    paths = [captures.new_path() for _ in range(3)]
+    for number, path in enumerate([*paths, "/etc/passwd", 5, None]):
+        end = Finished(
+            "r", FinishReason.STOP, 1, kv_transfer_params={"hidden_states_path": path}
+        )
+        untold.given(frontend, end, float(number))
+    untold.given(frontend, Finished("r", FinishReason.STOP, 1), 9.0)
+    assert untold.paths(9.0) == paths[1:]
+    assert untold.paths(1.0 + MAX_UNTOLD_S) == paths[2:]
+    assert len(untold) == 1
 
 
 @pytest.mark.parametrize(
