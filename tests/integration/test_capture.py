@@ -191,6 +191,7 @@ async def test_a_disk_that_is_full_fails_its_request_alone(
     finally:
         resource.prlimit(writer, resource.RLIMIT_FSIZE, (hard, hard))
     assert (status, fine) == (502, 200)
+    assert failed["error"]["code"] == "capture_failed"
     message = failed["error"]["message"]
     sentence = f"hidden states cannot be saved in {capturing.folder}: File too large"
     assert sentence in message
