@@ -145,8 +145,9 @@ survive: setup-dev  ## Hurt a real stack under load (STACK=tokenwire, vllm-route
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/survive.py \
 		--stack $(or $(STACK),tokenwire)
 
-docs: setup-dev  ## Write the tables of docs/api.md.
+docs: setup-dev  ## Write what docs/ has from the code: tables, the checkpoint's schema.
 	@$(BIN)/python scripts/api_docs.py
+	@$(BIN)/python scripts/checkpoint_schema.py
 
 # Type checkers do not follow import hooks: give them a real tokenwire/ folder.
 tree: $(PACKAGES:%=$(TREE)/%)

@@ -26,6 +26,7 @@ from .metrics import Metrics
 from .model import ModelError, load_model
 from .parsers import ParserError, Parsers, load_parsers
 from .pool import Pool
+from .resume_keys import ResumeKeys
 from .server import Server
 from .tokenizer import TextModel
 
@@ -53,6 +54,7 @@ def main() -> None:
     try:
         keyring = Keyring.read(config.keys)
         admin_key = AdminKey.read(config.admin.key_file)
+        resume_keys = ResumeKeys(config.resume.key_file)
     except KeyFileError as error:
         sys.exit(f"tokenwire-frontend: {error}")
     if config.keys.insecure_plaintext:
@@ -70,7 +72,7 @@ def main() -> None:
             sys.stderr.write(f"tokenwire-frontend: {error}\n")
             sys.exit(2)  # a bad setting, as from the option parser
     try:
-        uvloop.run(serve(config, model, keyring, admin_key, parsers))
+        uvloop.run(serve(config, model, keyring, admin_key, resume_keys, parsers))
     except OSError as error:
         sys.exit(f"tokenwire-frontend: {error}")
     finally:
@@ -82,6 +84,7 @@ async def serve(
     model: TextModel,
     keyring: Keyring,
     admin_key: AdminKey,
+    resume_keys: ResumeKeys,
     parsers: Parsers | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let requests end; a second signal forces.
@@ -110,7 +113,9 @@ async def serve(
         remote_prefill=config.remote_prefill,
         keyring=keyring,
     )
-    server = Server(config, model, pool, metrics, int(time.time()), parsers)
+    server = Server(
+        config, model, pool, metrics, int(time.time()), parsers, resume_keys
+    )
     runners = [_runner(server.application())]
     try:
         host, port = await _listen(

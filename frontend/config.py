@@ -27,10 +27,10 @@ from .nvext import Placement
 from .parsers import ParserChoice
 from .policy import Policy
 from .pool import WORKER_WAIT_S
+from .resume_settings import ResumeSettings, add_resume_options, resume_settings
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 
 __all__ = ["Config", "parse_config"]
-
 
 MAX_INFLIGHT_BODY_BYTES = 256 * 1024 * 1024
 """Bodies that arrive or are parsed: four of the largest, thousands of usual ones. Token
@@ -81,6 +81,7 @@ class Config(msgspec.Struct, frozen=True):
     policy: Policy
     parsers: ParserChoice
     admin: AdminSettings
+    resume: ResumeSettings
     refuse_while_paused: bool  # else requests wait
 
 
@@ -208,6 +209,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     _add_workers(parser)
     _add_parsers(parser)
     add_admin_options(parser)
+    add_resume_options(parser)
     given = parser.parse_settings(arguments)
     sources = [given.worker, given.workers_file, given.workers_dns]
     if sum(map(bool, sources)) != 1:
@@ -258,6 +260,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
             tool_strict_level=given.tool_strict_level,
         ),
         admin=admin_settings(parser, given),
+        resume=resume_settings(given),
         refuse_while_paused=given.while_paused == "refuse",
     )
 

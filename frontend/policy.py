@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .checkpoint import MAX_LIFE_S
 from .nvext import Placement
 from .parsers import Parsers
+from .resume_keys import ResumeKeys
 
 __all__ = ["Policy"]
 
@@ -27,3 +29,5 @@ class Policy:
     parser_failed: Callable[[], None] = (
         _nobody  # told of each output whose parser fails
     )
+    resume_keys: ResumeKeys = field(default_factory=ResumeKeys)  # of checkpoints
+    checkpoint_life_s: float = MAX_LIFE_S

@@ -30,6 +30,7 @@ from .parsers import Parsers
 from .policy import Policy
 from .pool import Pool
 from .reading import parsed_body, typed_body
+from .resume_keys import ResumeKeys
 from .schema import (
     ChatRequest,
     CompletionRequest,
@@ -68,10 +69,15 @@ class Server:
         metrics: Metrics,
         started: int,  # Unix seconds
         parsers: Parsers | None = None,
+        resume_keys: ResumeKeys | None = None,
     ) -> None:
         self._config = config
         self._policy = replace(
-            config.policy, parsers=parsers, parser_failed=metrics.parser_failed
+            config.policy,
+            parsers=parsers,
+            parser_failed=metrics.parser_failed,
+            resume_keys=resume_keys or ResumeKeys(),
+            checkpoint_life_s=config.resume.checkpoint_life_s,
         )
         self._model = model
         self._pool = pool

@@ -28,6 +28,7 @@ from tokenwire.frontend.metrics import Metrics as FrontendMetrics
 from tokenwire.frontend.model import load_model
 from tokenwire.frontend.parsers import Parsers
 from tokenwire.frontend.pool import Pool
+from tokenwire.frontend.resume_keys import ResumeKeys
 from tokenwire.frontend.server import Server
 from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.protocol.keys import KeyFiles
@@ -339,7 +340,8 @@ async def frontend(
         keyring=Keyring.read(config.keys),
     )
     metrics = FrontendMetrics()
-    server = Server(config, text_model, pool, metrics, 0, parsers)
+    resume_keys = ResumeKeys(config.resume.key_file)
+    server = Server(config, text_model, pool, metrics, 0, parsers, resume_keys)
     app = server.application()
     runner = Runner(app, handler_cancellation=True)
     plane = AdminPlane(

@@ -13,6 +13,7 @@ from tokenwire.frontend import discovery
 from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.discovery import discover, parse_workers_file
 from tokenwire.frontend.metrics import FastHistogram, Metrics
+from tokenwire.frontend.resume_settings import ResumeSettings
 from tokenwire.frontend.routing import choose, choose_prefill
 from tokenwire.protocol.messages import Load
 
@@ -25,6 +26,14 @@ def test_defaults_are_loopback() -> None:
 
     assert (config.host, config.port) == ("127.0.0.1", 8000)
     assert config.served_model_name == "m"
+
+
+def test_checkpoints_are_not_signed_by_default() -> None:
+    """A key is the operator's to make; a checkpoint holds for a day without it, too."""
+    config = parse_config([*MINIMAL, "--checkpoint-life-s", "60"])
+
+    assert parse_config(MINIMAL).resume == ResumeSettings(None, 86_400.0)
+    assert config.resume == ResumeSettings(None, 60.0)
 
 
 def test_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +63,7 @@ def test_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         [*MINIMAL, "--admin-port", "x"],
         [*MINIMAL, "--during-update", "maybe"],
         [*MINIMAL, "--while-paused", "maybe"],
+        [*MINIMAL, "--checkpoint-life-s", "-1"],
     ],
 )
 def test_a_bad_setting_is_one_sentence(

@@ -1,4 +1,4 @@
-"""docs/operations.md, docs/capture.md and docs/admin.md name what exists."""
+"""docs/operations.md, capture.md, resume.md and admin.md name what exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tokenwire.worker.config import parse_config as worker_config
 from tokenwire.worker.metrics import Metrics as WorkerMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "operations.md").read_text() + (DOCS / "capture.md").read_text()
+PAGES = ("operations.md", "capture.md", "resume.md")
+TEXT = "".join((DOCS / page).read_text() for page in PAGES)
 ADMIN = (DOCS / "admin.md").read_text()
 
 

@@ -1,0 +1,53 @@
+"""The refusals of a resume: each names what differs, so that a client can act on it."""
+
+from __future__ import annotations
+
+from .errors import ApiError
+
+__all__ = [
+    "PARAM",
+    "checkpoint_forbidden",
+    "invalid_resume",
+    "mismatch",
+    "output_hash_mismatch",
+    "resume_too_large",
+]
+
+PARAM = "nvext.resume_from"
+"""Where a request says what it goes on from."""
+
+
+def invalid_resume(message: str, param: str = PARAM) -> ApiError:
+    """Return a 400: what is to be resumed makes no sense."""
+    return ApiError(400, message, param=param, code="invalid_resume")
+
+
+def checkpoint_forbidden(message: str) -> ApiError:
+    """Return a 403: the checkpoint is altered, unsigned, too old, or another client's."""
+    param = f"{PARAM}.checkpoint"
+    return ApiError(403, message, param=param, code="checkpoint_forbidden")
+
+
+def mismatch(code: str, field: str, theirs: object, ours: object) -> ApiError:
+    """Return a 409: going on here would not go on with the same.
+
+    Args:
+        code: Of the error.
+        field: What differs, as a path from ``nvext.resume_from``.
+        theirs: Its value, or hash, where the output came from.
+        ours: The same for this request, here.
+    """
+    msg = f"{field} differs: {theirs!s:.80} is to be resumed, here it is {ours!s:.80}"
+    return ApiError(409, msg, param=f"{PARAM}.{field}", code=code)
+
+
+def output_hash_mismatch(message: str) -> ApiError:
+    """Return a 412: the ids are not those that the checkpoint was made of."""
+    param = f"{PARAM}.checkpoint.state.output"
+    return ApiError(412, message, param=param, code="output_hash_mismatch")
+
+
+def resume_too_large(num_tokens: int, limit: int) -> ApiError:
+    """Return a 413: more output than a context of this model can hold."""
+    msg = f"{num_tokens} output tokens cannot be resumed: the context length is {limit}"
+    return ApiError(413, msg, param=PARAM, code="resume_too_large")

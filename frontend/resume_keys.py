@@ -1,0 +1,219 @@
+"""Keys that sign checkpoints: whose a checkpoint is, and that nobody has altered it.
+
+A line of the key file is a key in hexadecimal or base64; one that begins with ``#`` is a
+comment. The first key signs, all are believed: to change keys, add the new one as the
+second everywhere, then make it the first everywhere, then drop the old one. The file is
+read again when it has changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+from tokenwire.protocol.keys import KeyFileError
+
+from .checkpoint import Checkpoint, Integrity, canonical_json
+from .resume_errors import checkpoint_forbidden
+
+__all__ = ["ResumeKeys"]
+
+_log = logging.getLogger(__name__)
+
+MIN_KEY_BYTES = 16
+"""Shorter ones can be guessed. 32, as many as the hash has, are as good as any number."""
+
+MAX_KEYS = 2
+"""The one in use, and the one before or after it."""
+
+MAX_FILE_BYTES = 4_096
+"""Of a key file; what is longer is another file."""
+
+KEY_ID_CHARS = 16
+"""Of the hash of a key: enough to tell two apart, and nothing of the key."""
+
+
+class _Key:
+    """One key, and its name in checkpoints."""
+
+    __slots__ = ("_secret", "key_id")
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        named = hashlib.sha256(b"key id\0" + secret).hexdigest()
+        self.key_id = named[:KEY_ID_CHARS]
+
+    def tenant(self, authorization: str | None) -> str | None:
+        """Return who a request is of; None: it has no API key.
+
+        Keyed, so that a checkpoint is no help in guessing an API key.
+        """
+        if authorization is None:
+            return None
+        data = b"tenant\0" + authorization.encode(errors="surrogateescape")
+        return hmac.digest(self._secret, data, "sha256").hex()
+
+    def mac(self, checkpoint: Checkpoint, integrity: Integrity) -> str:
+        """Return the signature of a checkpoint with *integrity*, whatever its ``mac``."""
+        empty = msgspec.structs.replace(integrity, mac="")
+        data = canonical_json(msgspec.structs.replace(checkpoint, integrity=empty))
+        return hmac.digest(self._secret, data, "sha256").hex()
+
+
+class ResumeKeys:
+    """The operator's keys; without any, checkpoints are not signed, and all are believed."""
+
+    def __init__(self, path: str | None = None) -> None:
+        """Read *path*, if there is one.
+
+        Raises:
+            KeyFileError: It cannot be read, or by everyone, or holds something else.
+        """
+        self._path = path
+        self._complaint = ""
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: dict[str, _Key] = {}
+        if path is not None:
+            self._seen = _version(path)
+            self._keys = _read(path)
+
+    @property
+    def key_ids(self) -> list[str]:
+        """The keys' names; the first signs."""
+        return list(self._keys)
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed.
+
+        One that cannot be used any more changes nothing: what was read before counts.
+        """
+        path = self._path
+        if path is None:
+            return
+        try:
+            version = _version(path)
+            if version == self._seen:
+                return
+            keys = _read(path)
+        except KeyFileError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                _log.error("%s; the keys read before stay in use", error)
+            return
+        self._seen, self._complaint = version, ""
+        self._keys = keys
+        _log.info("%s has changed: %s signs", path, self.key_ids[0])
+
+    def signed(self, checkpoint: Checkpoint, authorization: str | None) -> Checkpoint:
+        """Return *checkpoint*, signed for the client with this header, if there is a key."""
+        if not self._keys:
+            return checkpoint
+        key = next(iter(self._keys.values()))
+        integrity = Integrity(key_id=key.key_id, tenant=key.tenant(authorization))
+        mac = key.mac(checkpoint, integrity)
+        return msgspec.structs.replace(
+            checkpoint, integrity=msgspec.structs.replace(integrity, mac=mac)
+        )
+
+    def check(
+        self, checkpoint: Checkpoint, authorization: str | None, now: float
+    ) -> None:
+        """Refuse a checkpoint that is not this client's, or not as it was signed.
+
+        Args:
+            checkpoint: A client's.
+            authorization: The header of its request.
+            now: Unix seconds.
+
+        Raises:
+            ApiError: 403.
+        """
+        integrity = checkpoint.integrity
+        if integrity is None:
+            if self._keys:
+                msg = "the checkpoint is not signed"
+                raise checkpoint_forbidden(msg)
+        else:
+            key = self._keys.get(integrity.key_id)
+            if key is None:
+                msg = f"the checkpoint's key, {integrity.key_id!r:.40}, is none of ours"
+                raise checkpoint_forbidden(msg)
+            if not hmac.compare_digest(integrity.mac, key.mac(checkpoint, integrity)):
+                msg = "the checkpoint is not as it was signed"
+                raise checkpoint_forbidden(msg)
+            tenant = key.tenant(authorization) or ""
+            if not hmac.compare_digest(integrity.tenant or "", tenant):
+                msg = "the checkpoint is of another API key"
+                raise checkpoint_forbidden(msg)
+        if checkpoint.identity.expires <= now:
+            msg = "the checkpoint has expired"
+            raise checkpoint_forbidden(msg)
+
+
+def _version(path: str) -> tuple[int, int, int]:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _read(path: str) -> dict[str, _Key]:
+    try:
+        with Path(path).open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IRWXO:
+                msg = f"{path} is open to everyone: chmod 600 {path}"
+                raise KeyFileError(msg)
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(data) > MAX_FILE_BYTES:
+        msg = f"{path} is above {MAX_FILE_BYTES} bytes: it is no file of keys"
+        raise KeyFileError(msg)
+    keys: dict[str, _Key] = {}
+    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        secret = _secret(text)
+        if secret is None:
+            # Without the line itself: it may be a key with a typing error.
+            msg = (
+                f"line {number} of {path} is no key of {MIN_KEY_BYTES} bytes or more in "
+                "hexadecimal or base64"
+            )
+            raise KeyFileError(msg)
+        key = _Key(secret)
+        keys[key.key_id] = key
+    if not 1 <= len(keys) <= MAX_KEYS:
+        msg = f"{path} holds {len(keys)} keys; one signs, and one more may be believed"
+        raise KeyFileError(msg)
+    return keys
+
+
+def _secret(text: str) -> bytes | None:
+    """Return the bytes of a key; None if this is none."""
+    for decode in (bytes.fromhex, _base64):
+        try:
+            secret = decode(text)
+        except (ValueError, binascii.Error):
+            continue
+        return secret if len(secret) >= MIN_KEY_BYTES else None
+    return None
+
+
+def _base64(text: str) -> bytes:
+    plain = text.replace("-", "+").replace("_", "/")  # of the alphabet for URLs
+    return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+
+
+def _unreadable(path: str, error: OSError) -> KeyFileError:
+    return KeyFileError(f"the resume keys {path}: {error.strerror or error}")
