@@ -16,6 +16,7 @@ docs/checkpoint.schema.json is made of these types.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -221,7 +222,11 @@ def canonical_json(value: object) -> bytes:
 
 def json_sha256(value: object) -> str:
     """Return the hash of a value's canonical JSON, as hex."""
-    return hashlib.sha256(canonical_json(value)).hexdigest()
+    try:
+        data = canonical_json(value)
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can only escape
+        data = json.dumps(msgspec.to_builtins(value), sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()
 
 
 def ids_sha256(token_ids: Sequence[int]) -> str:

@@ -60,7 +60,9 @@ class Parsers:
         request_class: Any,
         constraint_class: Any,
         model_config: Any,
+        choice: ParserChoice,
     ) -> None:
+        self.choice = choice
         self.has_tools = parser_class.tool_parser_cls is not None
         self.has_reasoning = parser_class.reasoning_parser_cls is not None
         self._class = parser_class
@@ -223,6 +225,7 @@ def load_parsers(choice: ParserChoice, folder: Path) -> Parsers:
             hf_overrides={},
             architecture=architectures[0],
         ),
+        choice,
     )
 
 

@@ -124,6 +124,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             msg = f"the chat template is wrong in line {error.lineno}: {error.message}"
             raise ValueError(msg) from error
+        self.source = source
         self._special_tokens = special_tokens
         self.content_format: ContentFormat = (
             "openai" if _iterates_content(tree) else "string"

@@ -213,6 +213,16 @@ class TextModel:
             documents=documents,
         )
 
+    def template_source(
+        self, chat_template: str | None, *, has_tools: bool
+    ) -> str | None:
+        """Return the template that ``render_chat`` takes; None: there is none."""
+        if chat_template is not None:
+            return chat_template
+        tool_template = self._tool_template if has_tools else None
+        template = tool_template or self._template
+        return None if template is None else template.source
+
     def detokenizer(
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
     ) -> Detokenizer:
