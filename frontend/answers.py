@@ -411,6 +411,7 @@ class HealthInstance(Answer):
     leaving: bool | UnsetType = UNSET
     num_open: Count | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
+    exactness: str | UnsetType = UNSET  # how output goes on there
     adapters: list[str] | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
     sleeping: bool | UnsetType = UNSET
