@@ -109,6 +109,27 @@ async def test_states_are_the_plain_model_s(capturing: Capturing) -> None:
 
 
 @session
+async def test_draws_are_from_what_was_asked_for(capturing: Capturing) -> None:
+    """One token left to draw from, by any of three parameters, is the greedy output."""
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 1.0, "top_p": 1e-6},
+        {"temperature": 1e-3, "seed": 1},
+    ]
+    body = {"model": NAME, "prompt": prompt_of(40), "max_tokens": 24}
+    ids = {"ignore_eos": True, "nvext": {"extra_fields": ["completion_token_ids"]}}
+    answers = await asyncio.gather(
+        *(capturing.post({**body, **ids, **one}) for one in asked * 2)
+    )
+    outputs = [answer["nvext"]["completion_token_ids"] for _, answer in answers]
+    assert outputs == [outputs[0]] * len(outputs)
+    for _, answer in answers:
+        path = answer["nvext"]["kv_transfer_params"]["hidden_states_path"]
+        await asyncio.to_thread(take_states, path)
+
+
+@session
 async def test_fifty_at_once_are_whole_and_leave_nothing(capturing: Capturing) -> None:
     """512 tokens each, read while the others are computed and written."""
 

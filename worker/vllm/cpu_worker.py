@@ -16,6 +16,8 @@ from importlib import import_module
 from typing import Any
 
 from .cpu import install
+from .cpu_draws import draw_as_asked
+from .cpu_lora import keep_adapters_apart
 from .cpu_nixl import let_progress_thread_sleep
 
 __all__ = ["CpuWorker"]
@@ -24,7 +26,7 @@ _base: Any = import_module("vllm.v1.worker.cpu_worker").CPUWorker
 
 
 class CpuWorker(_base):
-    """vLLM's CPU worker, which survives seeds and keeps its cores."""
+    """vLLM's CPU worker, which survives seeds, keeps its cores and adapters apart."""
 
     def init_device(self) -> None:
         """Prepare the device, then make the model runner safe."""
@@ -33,6 +35,10 @@ class CpuWorker(_base):
         install()
         if self.vllm_config.kv_transfer_config is not None:
             let_progress_thread_sleep()
+        if self.vllm_config.speculative_config is not None:
+            draw_as_asked()
+        if self.vllm_config.lora_config is not None:
+            keep_adapters_apart()
         super().init_device()  # pyright: ignore[reportUnknownMemberType] - of vLLM's
         rewind_by_state(self.model_runner)
 
