@@ -170,7 +170,8 @@ class Link:
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_INTERVAL_S * 1000))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(heartbeat_timeout_s * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TTL, int(heartbeat_timeout_s * 1000))
+        # No HEARTBEAT_TTL: frontends ping by themselves, and one whose machine has slept
+        # would find that timer due before it reads what has come.
 
     def _drain_soon(self) -> None:
         if (

@@ -20,6 +20,7 @@ from support.up import Up, alive, children, until, up
 READY_S = 60.0
 """A start takes two seconds; traced, on busy cores, several times that."""
 GONE_S = 30.0
+SLEEP_S = 3.5
 STEP = ("--step-ms", "20")
 PAIR = {"prefill": 1, "decode": 1}
 
@@ -117,6 +118,48 @@ async def test_the_only_decode_worker_freezes_under_a_stream(
         await until(lambda: not alive(pid), GONE_S, "the old worker is gone")
         await until(lambda: pair.ready(**PAIR), READY_S, "a new worker serves")
         assert (await post(pair))[0] == 200
+
+
+@pytest.mark.pitfall(25)
+async def test_a_machine_that_sleeps_loses_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """All stand still beyond the heartbeat timeout, twice; nothing goes on elsewhere.
+
+    A timer of ZeroMQ's, due when they woke, closed connections whose pings were there.
+    """
+    settings = {"TOKENWIRE_HEARTBEAT_TIMEOUT_S": "2.5"}
+    async with up(
+        tiny_model,
+        tmp_path,
+        engine="sim",
+        workers={"prefill": 3, "decode": 1},  # idle links are those in danger
+        timeout_s=READY_S,
+        engine_arguments=STEP,
+        settings=settings,
+    ) as pair:
+        everything = children(pair.process.pid)
+        asked = body(120) | {"return_token_ids": True}
+        url = pair.url + "/v1/completions"
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(url, json=asked) as answer,
+        ):
+            lines: list[bytes] = []
+            for num_lines in (2, 120):  # a token is two of them
+                while len(lines) < num_lines:
+                    lines.append(await answer.content.readline())
+                for number in (signal.SIGSTOP, signal.SIGCONT):
+                    for pid in everything:
+                        os.kill(pid, number)
+                    if number is signal.SIGSTOP:
+                        await asyncio.sleep(SLEEP_S)
+            text = b"".join(lines).decode() + await answer.text()
+            async with client.get(pair.url + "/metrics") as page:
+                assert "tokenwire_migrations_total{" not in await page.text()
+
+        assert len(ids(text)) == 120
+        assert " is lost" not in (tmp_path / "logs" / "frontend-0.log").read_text()
 
 
 async def test_without_its_prefill_worker_a_pair_still_serves(pair: Up) -> None:
