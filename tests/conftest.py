@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +23,28 @@ OF_VLLMS_PARSERS = [
     "unit/test_parser_startup.py",
 ]
 collect_ignore = [] if find_spec("vllm") else OF_VLLMS_PARSERS
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the real engine's tests last: they want the whole machine."""
+    items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
+
+
+def process_group(nodeid: str) -> str:
+    """Return what a test is in one process with: its module, or the real engine's."""
+    module = nodeid.partition("::")[0]
+    on_both = module.endswith("/test_engine_contract.py")
+    on_engine = "/integration/" in module or (on_both and "[vllm" in nodeid)
+    return "engine" if on_engine else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Give the processes of ``pytest -n`` modules, in their order, and one the engine."""
+    config.option.loadscopereorder = False
+    scheduler: Any = import_module("xdist.scheduler").LoadScopeScheduling(config, log)
+    scheduler._split_scope = process_group
+    return scheduler
 
 
 def pytest_report_header() -> str | None:
