@@ -56,7 +56,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
         workers = ("prefill-0", "decode-0")
         await until(
             lambda: all(gauge_pages(running, worker) for worker in workers),
-            10,
+            60,
             "announced",
         )
         yield running

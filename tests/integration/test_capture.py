@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 session = pytest.mark.asyncio(loop_scope="session")
 
 LAYERS = [2, 15, 28, 30]  # of 30
-TTL_S = 20.0  # sweeps are a quarter of it apart
+TTL_S = 60.0  # longer than a machine stands still; sweeps are 10 s apart
 ALIAS = {"model": NAME, "max_tokens": 1, "return_token_ids": True}
 CONVERSATIONS = [
     ["What is the capital of France?", "Paris.", "And of Italy?", "Rome."],
