@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .checkpoint import Checkpoint
+
 __all__ = [
     "Answer",
     "ChatCompletion",
@@ -116,8 +118,19 @@ class WeightsFrom(Answer):
     first_index: Count
 
 
+class GenerationInfo(Answer):
+    """What a resumable generation is, in its first chunk."""
+
+    id: str
+    prompt_tokens: Count
+    contract: str  # sha256:...
+    exactness: Literal["best_effort", "same_rng", "bitwise"]  # of a resume
+    seed: int | UnsetType = UNSET
+    seed_source: Literal["request", "frontend"] | UnsetType = UNSET
+
+
 class AnswerNvext(Answer):
-    """What ``nvext.extra_fields`` of the request selected; on streams the final chunk's."""
+    """What ``nvext`` of the request asked for; selected fields are in the final chunk."""
 
     completion_token_ids: TokenIds | UnsetType = UNSET
     prompt_token_ids: TokenIds | UnsetType = UNSET
@@ -130,6 +143,11 @@ class AnswerNvext(Answer):
     weight_version: str | UnsetType = UNSET
     weight_versions: list[WeightsFrom] | UnsetType = UNSET  # if there were several
     prefix: KeptPrefix | UnsetType = UNSET  # with any selector, if turns were given
+    # of a resumable answer
+    token_offset: Count | UnsetType = UNSET  # ids that the client has already
+    seq: Count | UnsetType = UNSET  # of the event
+    generation: GenerationInfo | UnsetType = UNSET  # in the first chunk
+    checkpoint: Checkpoint | UnsetType = UNSET
 
 
 class _Generated(Answer):
@@ -326,10 +344,20 @@ class ErrorObject(Answer):
     code: str | None
 
 
+class Interruption(Answer):
+    """What is left of a resumable generation that ended early."""
+
+    reason: Literal["draining", "worker_lost", "deadline"]
+    resumable: bool
+    retry_after_ms: Count
+    checkpoint: Checkpoint
+
+
 class ErrorAnswer(Answer):
     """Every answer that is no success; also the event of a stream that fails."""
 
     error: ErrorObject
+    nvext: Interruption | UnsetType = UNSET
 
 
 class ModelPermission(Answer):

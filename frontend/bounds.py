@@ -23,6 +23,10 @@ __all__ = [
 MAX_CHOICES = 128
 """Choices of one request: OpenAI's limit of ``n``; also prompts times ``n``."""
 
+MIN_CHECKPOINT_TOKENS = 16
+"""Between checkpoints in a stream: the KV block that a resume can begin with. Each has
+all ids so far, so that more of them would cost more than the tokens do."""
+
 MAX_LOGPROBS = 20
 """OpenAI's limit of ``top_logprobs``, and vLLM's default ``max_logprobs``."""
 
@@ -65,6 +69,7 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {  # a field's name, or ``Struct.name``, as in ``fields``
+    "every_tokens": Bound(MIN_CHECKPOINT_TOKENS),
     "frequency_penalty": Bound(-2, 2),
     "logit_bias": Bound(-100, 100),  # of each value
     "logprobs": Bound(0, MAX_LOGPROBS),
@@ -83,6 +88,7 @@ BOUNDS = {  # a field's name, or ``Struct.name``, as in ``fields``
     "top_k": Bound(-1, INT_BOUND - 1),
     "top_logprobs": Bound(0, MAX_LOGPROBS),
     "top_p": Bound(0, 1, above=True),
+    "ttl_s": Bound(1),
 }
 
 

@@ -12,6 +12,7 @@ from tokenwire.protocol.messages import Sampling
 
 from .bounds import within
 from .checks import check_cache_salt, check_common, check_model, refuse_chats_own
+from .contract import Terms
 from .errors import bad_request
 from .fold import Fold
 from .frame import Frame, Shape
@@ -29,6 +30,8 @@ from .prompts import (
     separate_prompts,
     truncated,
 )
+from .resumable import Resumable
+from .resuming import ANYONE, Client, begin, check_resumable, pinned
 from .sampling import make_sampling, stop_strings
 from .schema import (
     ChatRequest,
@@ -59,6 +62,12 @@ class Call:
     continuous_usage: bool
     client_request_id: str | None = None  # of the body; for the headers
     counts_reasoning: bool = False  # whether the usage says how many ids are reasoning
+    resumable: Resumable | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks say nothing but text and ids."""
+        return not self.continuous_usage and self.resumable is None
 
     def of_session(self, session_id: str) -> None:
         """Take what a header says, unless the body has said it."""
@@ -69,7 +78,11 @@ class Call:
 
 
 async def chat_call(
-    parsed: Parsed[ChatRequest], model: TextModel, pool: Pool, policy: Policy
+    parsed: Parsed[ChatRequest],
+    model: TextModel,
+    pool: Pool,
+    policy: Policy,
+    client: Client = ANYONE,
 ) -> Call:
     """Return the call of a chat request.
 
@@ -79,6 +92,7 @@ async def chat_call(
     request = parsed.request
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=1)
+    check_resumable(request.nvext)
     num_top = within("top_logprobs", request.top_logprobs or 0)
     if num_top and not request.logprobs:
         msg = "top_logprobs needs logprobs: true"
@@ -92,6 +106,8 @@ async def chat_call(
         request,
         model,
         pool,
+        policy,
+        client,
         selection,
         prompts=[prompt],
         max_tokens=max_tokens,
@@ -104,7 +120,11 @@ async def chat_call(
 
 
 async def completion_call(
-    parsed: Parsed[CompletionRequest], model: TextModel, pool: Pool, policy: Policy
+    parsed: Parsed[CompletionRequest],
+    model: TextModel,
+    pool: Pool,
+    policy: Policy,
+    client: Client = ANYONE,
 ) -> Call:
     """Return the call of a completion request.
 
@@ -151,10 +171,13 @@ async def completion_call(
     if prompt_only and (request.min_tokens or 0) > 0:
         msg = f"min_tokens={request.min_tokens} is above max_tokens=0"
         raise bad_request(msg, "min_tokens")
+    check_resumable(request.nvext, prompt_only=prompt_only)
     return _call(
         request,
         model,
         pool,
+        policy,
+        client,
         selection,
         prompts=encoded,
         max_tokens=max_tokens,
@@ -196,6 +219,8 @@ def _call(
     request: ChatRequest | CompletionRequest,
     model: TextModel,
     pool: Pool,
+    policy: Policy,
+    client: Client,
     selection: Selection,
     *,
     prompts: list[Prompt],
@@ -219,6 +244,7 @@ def _call(
     prompts = [_cut(request, prompt, model, max_model_len) for prompt in prompts]
     cache_salt = _cache_salt(request)
     lora = check_model(request.model, pool)
+    seed_source = None
     for prompt in prompts:
         token_ids = prompt.token_ids
         sampling = make_sampling(
@@ -230,6 +256,8 @@ def _call(
             logprobs=0 if selection.engine_data and logprobs is None else logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+        if nvext.is_resumable:
+            sampling, seed_source = pinned(sampling, nvext, pool)
         reasoning = Reasoning()
         if plan is not None:
             sampling = msgspec.structs.replace(
@@ -254,9 +282,21 @@ def _call(
             fold = _fold(request, model, job, strings, plan, (response_id, len(jobs)))
             jobs.append((job, fold))
     options = request.stream_options or StreamOptions()
+    created = int(time.time())
+    resumable = None
+    if nvext.is_resumable:
+        terms = Terms(
+            request,
+            jobs[0][0],
+            model,
+            policy,
+            pool.model,
+            pool.weights.adapters.get(lora, 0),
+        )
+        resumable = begin(terms, strings, response_id, created, seed_source, client)
     frame = Frame(
         response_id,
-        int(time.time()),
+        created,
         lora or pool.model,
         model,
         selection,
@@ -273,7 +313,7 @@ def _call(
     )
     return Call(
         response_id,
-        kind(frame),
+        kind(frame, resumable),
         jobs,
         choices_per_prompt=request.n or 1,
         num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
@@ -282,6 +322,7 @@ def _call(
         continuous_usage=bool(options.continuous_usage_stats),
         client_request_id=request.request_id,
         counts_reasoning=plan is not None and plan.has_reasoning,
+        resumable=resumable,
     )
 
 

@@ -76,7 +76,10 @@ def check_common(
         check_session_id(request.session_id, "session_id")
     n = within("n", 1 if request.n is None else request.n)
     if selection.completion_token_ids:
-        only = f"nvext.extra_fields={[SELECTOR]} needs exactly one choice"
+        by = f"nvext.extra_fields={[SELECTOR]}"
+        if request.nvext is not None and request.nvext.is_resumable:
+            by = "nvext.resumable"
+        only = f"{by} needs exactly one choice"
         if n != 1:
             msg = f"{only}: n must be 1, not {n}"
             raise bad_request(msg, "n")

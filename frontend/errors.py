@@ -41,6 +41,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        nvext: dict[str, object] | None = None,
     ) -> None:
         if len(message) > MAX_MESSAGE_CHARS:
             message = f"{message[:MAX_MESSAGE_CHARS]}..."
@@ -51,19 +52,21 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
+        self.nvext = nvext  # beside the error object; None: nothing
 
     def body(self) -> bytes:
         """Return OpenAI's error object as JSON."""
-        return msgspec.json.encode(
-            {
-                "error": {
-                    "message": self.message,
-                    "type": self.kind,
-                    "param": self.param,
-                    "code": self.code,
-                }
+        body: dict[str, object] = {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
             }
-        )
+        }
+        if self.nvext is not None:
+            body["nvext"] = self.nvext
+        return msgspec.json.encode(body)
 
 
 def bad_request(

@@ -184,6 +184,26 @@ DESCRIPTIONS = {
         "where a seed, a penalty or bad words may drift by that; same_rng: with the same "
         "draws; bitwise: with the same numbers; these rather end with an error."
     ),
+    "resumable": (
+        "true, or an object of options: the answer can be resumed when it ends early. "
+        "Its chunks carry ids, token_offset and seq; needs one choice."
+    ),
+    "on_disconnect": (
+        "cancel (the default): a generation whose client is gone ends; continue is not "
+        "available."
+    ),
+    "ttl_s": (
+        "How long its checkpoints may be resumed; default, and at most: "
+        "--checkpoint-life-s."
+    ),
+    "checkpoint": "What a resumable answer tells of where it stands.",
+    "every_tokens": (
+        "A checkpoint in the stream whenever so many more output tokens are out; "
+        "default: at the end alone."
+    ),
+    "CheckpointOptions.prompt": (
+        "ids: checkpoints have the prompt's token ids; hash (the default): their hash."
+    ),
     # those of tools
     "Tool.type": "Always function.",
     "Tool.function": "What may be called.",

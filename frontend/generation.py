@@ -114,6 +114,17 @@ class Generation:
         """Ids of the output so far, from whichever workers, and before them."""
         return len(self._output) // TOKEN_BYTES
 
+    @property
+    def peer(self) -> Link | None:
+        """The worker of the output, or of what was last heard of it."""
+        route = self._record.route
+        return None if route is None else route.decode
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of prompt and earlier output: what was there where the output began."""
+        return self._record.num_cached_tokens
+
     def start(self) -> None:
         """Send the request, or what is left of it, to a worker.
 

@@ -17,8 +17,10 @@ from .errors import bad_request
 __all__ = [
     "SELECTOR",
     "SELECTORS",
+    "CheckpointOptions",
     "Nvext",
     "Placement",
+    "ResumableOptions",
     "Selection",
     "fold_alias",
     "root_or_nvext",
@@ -42,6 +44,20 @@ class Placement(StrEnum):
     """In SGLang's places too, whenever ids were selected."""
 
 
+class ResumableOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """``nvext.resumable``, where it says more than ``true``."""
+
+    on_disconnect: Literal["cancel", "continue"] | None = None
+    ttl_s: int | None = None  # how long its checkpoints hold
+
+
+class CheckpointOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """``nvext.checkpoint``: what a resumable generation tells of where it stands."""
+
+    every_tokens: int | None = None  # default: at its end alone
+    prompt: Literal["ids", "hash"] | None = None  # default: hash
+
+
 class Nvext(msgspec.Struct):
     """``nvext`` of a request."""
 
@@ -53,6 +69,13 @@ class Nvext(msgspec.Struct):
     truncate_prompt_tokens: int | None = None
     migratable: bool | None = None  # may go on at another worker; default: yes
     exactness: Literal["best_effort", "same_rng", "bitwise"] | None = None
+    resumable: bool | ResumableOptions | None = None
+    checkpoint: CheckpointOptions | None = None
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the answer is to be one that can be resumed."""
+        return self.resumable is not None and self.resumable is not False
 
 
 _KEYS = set(Nvext.__struct_fields__)
@@ -180,15 +203,18 @@ def select(
         ApiError: 400 with the unknown selectors and the known ones.
     """
     names = set(nvext.extra_fields or ()) if nvext is not None else set[str]()
+    implied = nvext is not None and nvext.is_resumable
     unknown = sorted(names - SELECTORS)
     if unknown:
         msg = f"unknown nvext.extra_fields {unknown}; known are {sorted(SELECTORS)}"
         raise bad_request(msg, "nvext.extra_fields")
-    if not names:
+    if not names and not implied:
         return Selection()
     trio = set[str]()
     if SELECTOR in names:
         trio = {"prompt_token_ids", "kv_transfer_params"}
+    elif implied:
+        trio = {SELECTOR}  # a resumable stream has the prompt in its first chunk
     return Selection(
         **dict.fromkeys(names | trio, True),
         native=_native(placement, by_alias=by_alias),

@@ -147,7 +147,13 @@ def _event(chunk: Struct) -> Json:
         "type": "object",
         "description": f"Each event's data is a {chunk.__name__}, or an ErrorAnswer if "
         "the stream fails on the way; then comes one whose data is [DONE].",
-        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
+        "properties": {
+            "data": {"anyOf": [{"const": "[DONE]"}, data]},
+            "id": {
+                "type": "string",
+                "description": "Of resumable answers: the generation's id and a number.",
+            },
+        },
         "required": ["data"],
     }
 

@@ -87,6 +87,12 @@ class Record:
         self.saved: Saved | None = None  # until its client is told, or has left
         self.moved = False  # the output has gone on at another worker
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """What did not have to be computed before the first token."""
+        origin = self._origin
+        return self._num_cached_tokens if origin is None else origin.num_cached_tokens
+
     def prefilled(self, link: Link, end: Finished, *, is_prompt_alone: bool) -> None:
         """Take note that a prefill leg has ended well."""
         self.prefill_end = end

@@ -9,6 +9,7 @@ __all__ = [
     "checkpoint_forbidden",
     "invalid_resume",
     "mismatch",
+    "not_resumable",
     "output_hash_mismatch",
     "resume_too_large",
 ]
@@ -45,6 +46,11 @@ def output_hash_mismatch(message: str) -> ApiError:
     """Return a 412: the ids are not those that the checkpoint was made of."""
     param = f"{PARAM}.checkpoint.state.output"
     return ApiError(412, message, param=param, code="output_hash_mismatch")
+
+
+def not_resumable(message: str, param: str) -> ApiError:
+    """Return a 422: what is asked for has no output that one could go on behind."""
+    return ApiError(422, message, param=param, code="not_resumable")
 
 
 def resume_too_large(num_tokens: int, limit: int) -> ApiError:

@@ -31,6 +31,7 @@ from .policy import Policy
 from .pool import Pool
 from .reading import parsed_body, typed_body
 from .resume_keys import ResumeKeys
+from .resuming import Client
 from .schema import (
     ChatRequest,
     CompletionRequest,
@@ -111,20 +112,23 @@ class Server:
     # --- generation ----------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, self._chat_call)
+        return await self._generate(request, partial(self._chat_call, _client(request)))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, self._completion_call)
+        prepare = partial(self._completion_call, _client(request))
+        return await self._generate(request, prepare)
 
-    async def _chat_call(self, body: bytes, check: Check) -> Call:
+    async def _chat_call(self, client: Client, body: bytes, check: Check) -> Call:
         parsed = await parsed_body(body, ChatRequest, self._model, self._policy)
         check(parsed.request.priority, parsed.request.n)
-        return await chat_call(parsed, self._model, self._pool, self._policy)
+        return await chat_call(parsed, self._model, self._pool, self._policy, client)
 
-    async def _completion_call(self, body: bytes, check: Check) -> Call:
+    async def _completion_call(self, client: Client, body: bytes, check: Check) -> Call:
         parsed = await parsed_body(body, CompletionRequest, self._model, self._policy)
         check(parsed.request.priority, parsed.request.n)
-        return await completion_call(parsed, self._model, self._pool, self._policy)
+        return await completion_call(
+            parsed, self._model, self._pool, self._policy, client
+        )
 
     async def _tokens_out(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, self._tokens_call)
@@ -156,6 +160,8 @@ class Server:
             headers = _echoed(request)
             if call.client_request_id is not None:
                 headers.setdefault(REQUEST_ID, call.client_request_id)
+            if call.resumable is not None:
+                headers |= call.resumable.headers
             try:
                 await intake.turn(ticket)
                 intake.give_up[session.give_up] = None
@@ -267,6 +273,10 @@ class Server:
         if error.status == HTTPStatus.REQUEST_TIMEOUT:
             response.force_close()  # the rest of the body is not waited for
         return response
+
+
+def _client(request: web.Request) -> Client:
+    return Client(request.headers.get("Authorization"))
 
 
 def _echoed(request: web.Request, *, check: bool = True) -> dict[str, str]:

@@ -16,7 +16,7 @@ from .frame import Finished, usage
 from .job import End
 from .metrics import Metrics
 from .pool import Pool
-from .sse import DONE, EventStream, error_event
+from .sse import DONE, EventStream, LivelyStream, error_event
 
 __all__ = ["Session"]
 
@@ -64,6 +64,8 @@ class Session:
             )
             for index, (job, fold) in enumerate(call.jobs)
         ]
+        if call.resumable is not None:
+            call.resumable.source = self._choices[0].generation
 
     @property
     def num_tokens(self) -> int:
@@ -95,9 +97,10 @@ class Session:
                 choice.release()
             while self._num_running and self._error is None:
                 await self._next_wake()
+            wholes = [one.whole() for one in self._collected]
             if self._error is not None:
-                raise self._error
-            body = self._body()
+                raise self._interrupted_whole(wholes[0])
+            body = self._body(wholes)
             for choice in self._choices:
                 # Its connection was there a moment ago: what is written now is told.
                 choice.generation.told()
@@ -105,9 +108,8 @@ class Session:
             self._cancel()
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    def _body(self) -> bytes:
+    def _body(self, wholes: list[Delta]) -> bytes:
         """Return the JSON of a whole response."""
-        wholes = [one.whole() for one in self._collected]
         choices = [
             Finished(index, one.text, one.token_ids, one.logprobs, one.end, one.parsed)
             for index, one in enumerate(wholes)
@@ -135,7 +137,8 @@ class Session:
                 num_tokens, end = choice.waiting
                 if end is not None and end.error is not None and not num_tokens:
                     raise end.error
-            stream = EventStream(request, headers)
+            kind = EventStream if self._call.resumable is None else LivelyStream
+            stream = kind(request, headers)
             openings = [self._call.shape.opening(c.index) for c in self._choices]
             await stream.open(b"".join(openings))
             self._stream = stream
@@ -151,6 +154,8 @@ class Session:
                 )
                 self._metrics.failed("slow_reader")
                 return stream.abort()
+            finally:
+                stream.be_quiet()
         finally:
             self._cancel()
 
@@ -158,7 +163,7 @@ class Session:
         """Send until every choice has ended and the client keeps up."""
         try:
             for choice in self._choices:
-                if choice.plain and not self._call.continuous_usage:
+                if choice.plain and self._call.is_plain:
                     choice.deliver_plain = self._deliver_plain
                 choice.release()
             await self._rest_sent(stream, write_timeout_s)
@@ -283,9 +288,25 @@ class Session:
 
     def _tail(self) -> bytes:
         """Return the last events."""
-        if self._error is not None:
-            self._metrics.failed(self._error.code or self._error.kind)
-            return error_event(self._error.body()) + DONE
-        if self._call.include_usage:
-            return self._call.shape.usage_chunk(self._usage()) + DONE
-        return DONE
+        events: list[bytes] = []
+        resumable, error = self._call.resumable, self._error
+        if error is not None:
+            self._metrics.failed(error.code or error.kind)
+            if resumable is not None:
+                error = resumable.interruption(error) or error
+            events.append(error_event(error.body()))
+        elif self._call.include_usage:
+            events.append(self._call.shape.usage_chunk(self._usage()))
+        events.append(DONE)
+        if resumable is not None:
+            events = [resumable.event(event) for event in events]
+        return b"".join(events)
+
+    def _interrupted_whole(self, delta: Delta) -> ApiError:
+        """Return the error of an answer that was not streamed: *delta* is all there is."""
+        error = self._error or internal_error()
+        resumable = self._call.resumable
+        if resumable is None or not delta.token_ids:
+            return error
+        resumable.add(delta.token_ids, delta.logprobs)
+        return resumable.interruption(error) or error

@@ -23,6 +23,7 @@ from .logprobs import (
 )
 from .message import delta_object, message_object
 from .nvext import Placement
+from .resumable import Resumable
 
 __all__ = ["ChatShape", "CompletionShape"]
 
@@ -38,8 +39,9 @@ class _Shape:
     _plain_middle: bytes  # what stands between the text and the choice's last brace
     _prompt_in_choice: bool  # where vLLM puts what belongs to a prompt
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, resumable: Resumable | None = None) -> None:
         self._frame = frame
+        self._resumable = resumable
         head = self._head(self._chunk_object)
         self._prefix = b"data: " + head + b',"choices":[{"index":'
         self._usage_prefix = b"data: " + head + b',"choices":[],"usage":'
@@ -122,14 +124,25 @@ class _Shape:
         parts.append(b"}]")
         if end is not None:
             parts.append(self._native_kv(end))
-        if end is not None and self._any_final:
+        if self._resumable is not None:
+            nvext = self._resumable_nvext(self._resumable, delta)
+            parts.append(b',"nvext":' + _json(nvext))
+        elif end is not None and self._any_final:
             parts.append(b',"nvext":' + _json(self._nvext(delta.token_ids, end)))
         elif ids:
             parts.append(_ids_nvext(delta.token_ids))
         if usage_json:
             parts.append(b',"usage":' + usage_json)
         parts.append(b"}\n\n")
-        return b"".join(parts)
+        data = b"".join(parts)
+        return data if self._resumable is None else self._resumable.event(data)
+
+    def _opened(self, choice: bytes) -> bytes:
+        """Return the first event, of a choice without ids yet."""
+        if self._resumable is None:
+            return self._prefix + choice + b"}\n\n"
+        nvext = b',"nvext":' + _json(self._resumable.chunk([], None))
+        return self._resumable.event(self._prefix + choice + nvext + b"}\n\n")
 
     def usage_chunk(self, usage_json: bytes) -> bytes:
         """Return the event with the usage alone."""
@@ -156,7 +169,10 @@ class _Shape:
         body.append(self._root_extras(choices))
         if self._ids or self._any_final:
             [choice] = choices  # more are refused with a selector
-            body.append(b',"nvext":' + _json(self._nvext(choice.token_ids, choice.end)))
+            nvext = self._nvext(choice.token_ids, choice.end)
+            if self._resumable is not None:
+                nvext |= self._resumable.whole(choice.token_ids, choice.logprobs)
+            body.append(b',"nvext":' + _json(nvext))
         body.append(b"}")
         return b"".join(body)
 
@@ -215,6 +231,14 @@ class _Shape:
             nvext["engine_data"] = self._engine_data.body(end.prompt_token_ids)
         return nvext
 
+    def _resumable_nvext(self, resumable: Resumable, delta: Delta) -> dict[str, object]:
+        """Return the ``nvext`` of a chunk that a client can resume behind."""
+        end = delta.end
+        own = resumable.chunk(delta.token_ids, delta.logprobs, is_last=end is not None)
+        if end is None or not self._any_final:
+            return own
+        return self._nvext(delta.token_ids, end) | own
+
     def _whole_logprobs(self, choice: Finished) -> bytes:
         if choice.logprobs is None or not self._shows_logprobs:
             return b"null"
@@ -265,11 +289,10 @@ class ChatShape(_Shape):
         """Return the event that names the role, and repeats what is to be repeated."""
         prompt = _members(self._native_prompt(index))
         in_choice = self._native is Placement.SGLANG
-        return (
-            self._prefix
-            + b'%d,"delta":{"role":"assistant","content":%s}'
+        return self._opened(
+            b'%d,"delta":{"role":"assistant","content":%s}'
             % (index, _json(self._frame.echo_of(index) or ""))
-            + b',"logprobs":null,"finish_reason":null%s}]%s}\n\n'
+            + b',"logprobs":null,"finish_reason":null%s}]%s'
             % ((prompt, b"") if in_choice else (b"", prompt))
         )
 
@@ -324,12 +347,9 @@ class CompletionShape(_Shape):
             if prompt:
                 self._prompt_due.add(index)
             return b""
-        return b'%s%d,"text":%s%s%s}]}\n\n' % (
-            self._prefix,
-            index,
-            _json(echo),
-            self._plain_middle,
-            _members(prompt),
+        return self._opened(
+            b'%d,"text":%s%s%s}]'
+            % (index, _json(echo), self._plain_middle, _members(prompt))
         )
 
     def _delta(self, delta: Delta) -> bytes:

@@ -14,9 +14,17 @@ from aiohttp import web
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DONE", "EventStream", "error_event"]
+__all__ = ["DONE", "EventStream", "LivelyStream", "error_event"]
 
 DONE = b"data: [DONE]\n\n"
+
+PING_S = 1.0
+"""After so long without an event a lively stream sends a comment: a client, or a proxy
+between, can then tell silence from a dead connection within seconds."""
+
+PING = b": ping\n"
+"""A comment, without the empty line that would end an event: OpenAI's client would take
+that for one without data, and fail."""
 
 
 class EventStream:
@@ -31,7 +39,7 @@ class EventStream:
         self._response = web.StreamResponse(headers=headers)
         self._response.content_type = "text/event-stream"
         self._response.charset = "utf-8"
-        self._response.headers["Cache-Control"] = "no-cache"
+        self._response.headers.setdefault("Cache-Control", "no-cache")
         self._transport: asyncio.Transport | None = None
         self._protocol = request.protocol
         self._chunked = False
@@ -86,11 +94,57 @@ class EventStream:
             await self._response.write_eof()
         return self._response
 
+    def be_quiet(self) -> None:
+        """Send nothing more of its own."""
+
     def abort(self) -> web.StreamResponse:
         """Drop the connection of a client that does not read."""
         if self._transport is not None:
             self._transport.abort()
         return self._response
+
+
+class LivelyStream(EventStream):
+    """An event stream that is never silent for long, until ``be_quiet``."""
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+        super().__init__(
+            request,
+            {
+                **headers,
+                "Cache-Control": "no-cache, no-transform",
+                "X-Accel-Buffering": "no",  # nginx would collect events
+            },
+        )
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def open(self, first: bytes) -> None:
+        """Send the headers and the first events."""
+        await super().open(first)
+        self._sent_at = self._loop.time()
+        self._timer = self._loop.call_at(self._sent_at + PING_S, self._look)
+
+    def send(self, data: bytes) -> bool:
+        """Send events; returns whether the client keeps up."""
+        self._sent_at = self._loop.time()
+        return super().send(data)
+
+    def be_quiet(self) -> None:
+        """Send nothing more of its own."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        """Send a comment if nothing else was sent; look again when that may be due."""
+        now = self._loop.time()
+        if now >= self._sent_at + PING_S:
+            self._sent_at = now
+            if not self._protocol.writing_paused:  # else there is something to read
+                self.send(PING)
+        self._timer = self._loop.call_at(self._sent_at + PING_S, self._look)
 
 
 def error_event(body: bytes) -> bytes:

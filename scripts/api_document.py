@@ -94,7 +94,7 @@ class ApiDocument:
     def _stream_faults(self, content: Json, text: str) -> list[str]:
         data = content["schema"]["properties"]["data"]["anyOf"][1]["contentSchema"]
         chunk = data["anyOf"][0]
-        *blocks, rest = text.split("\n\n")
+        *blocks, rest = re.sub(r"(?m)^(id|retry): .*\n", "", text).split("\n\n")
         if rest or not blocks or blocks[-1] != "data: [DONE]":
             return [f"the stream does not end with [DONE] but with {text[-200:]!r}"]
         faults: list[str] = []

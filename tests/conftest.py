@@ -18,6 +18,7 @@ hypothesis.settings.load_profile("tests")
 
 # `make setup-sim` installs no vLLM: then its parsers are no part of what is tested.
 OF_VLLMS_PARSERS = [
+    "contract/test_http_resumable_tools.py",
     "contract/test_http_tools.py",
     "unit/test_parser_formats.py",
     "unit/test_parser_startup.py",

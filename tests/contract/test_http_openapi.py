@@ -100,6 +100,7 @@ def variants(path: str) -> list[dict[str, Any]]:
         {"return_token_ids": True},
         *({"nvext": {"extra_fields": [selector]}} for selector in sorted(SELECTORS)),
         {"nvext": {"extra_fields": sorted(SELECTORS)}},
+        {"nvext": {"resumable": True, "checkpoint": {"prompt": "ids"}}, "seed": 1},
         {"n": 2},
         {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2},
         {"stop": [chr(byte) for byte in range(97, 113)]},

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-import warnings
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +13,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from support.format_stacks import Start, format_stacks
 from support.formats import (
     DEEPSEEK_R1,
     FORMATS,
@@ -28,12 +25,9 @@ from support.formats import (
     TOOLS,
     Case,
     Format,
-    encode,
-    write_format_model,
 )
-from support.stack import Reply, Stack, stack
+from support.stack import Reply
 from tokenwire.frontend import answers
-from tokenwire.frontend.parsers import ParserChoice, Parsers, load_parsers
 from tokenwire.protocol.messages import Role
 
 OVER_HTTP = (HERMES, QWEN3, LLAMA3, MISTRAL_V11, DEEPSEEK_R1, KIMI_K2)
@@ -41,42 +35,11 @@ IDS: dict[str, Any] = {"return_token_ids": True}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 WITH_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 
-Start = Callable[..., AbstractAsyncContextManager[Stack]]
-
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Starts a stack that answers a case's name with the case's output."""
-    loaded: dict[str, tuple[Path, Parsers]] = {}
-
-    @asynccontextmanager
-    async def serving(
-        form: Format,
-        *options: str,
-        roles: tuple[Role, ...] = (Role.AGGREGATED,),
-        arguments: tuple[str, ...] = (),
-    ) -> AsyncGenerator[Stack]:
-        if form.name not in loaded:
-            folder = write_format_model(tmp_path_factory.mktemp("model"), form)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the libraries, at import
-                choice = ParserChoice(form.tool_call_parser, form.reasoning_parser)
-                loaded[form.name] = folder, load_parsers(choice, folder)
-            rules = [
-                {
-                    "contains": encode(folder, case.name),
-                    "output_token_ids": encode(folder, case.text),
-                }
-                for case in form.cases
-            ]
-            (folder / "script.json").write_text(json.dumps(rules))
-        folder, parsers = loaded[form.name]
-        script = ("--step-ms", "0", "--script", str(folder / "script.json"), *options)
-        async with stack(folder, roles, script, arguments, parsers=parsers) as running:
-            yield running
-            await running.idle()
-
-    return serving
+    return format_stacks(tmp_path_factory)
 
 
 def message_of(reply: Reply) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class Event:
     """One server-sent event's JSON; None for ``[DONE]``."""
 
     body: dict[str, Any] | None
+    id: str = ""  # of a resumable stream
 
     @property
     def nvext(self) -> dict[str, Any]:
@@ -120,9 +121,13 @@ class Reply:
         """The events of a stream."""
         events: list[Event] = []
         for block in self.text.split("\n\n")[:-1]:
-            assert block.startswith("data: "), block
-            data = block.removeprefix("data: ")
-            events.append(Event(None if data == "[DONE]" else json.loads(data)))
+            *before, last = block.split("\n")
+            assert last.startswith("data: "), block
+            data = last.removeprefix("data: ")
+            fields = dict(line.split(": ", 1) for line in before)
+            assert fields.keys() <= {"retry", "id", ""}, block  # "": a comment
+            body = None if data == "[DONE]" else json.loads(data)
+            events.append(Event(body, fields.get("id", "")))
         return events
 
 
@@ -267,6 +272,7 @@ class Stack:
     app: web.Application
     intake: Intake
     admin: str = ""  # the admin plane's URL
+    parsers: Parsers | None = None
     workers: list[SimWorker] = field(default_factory=list[SimWorker])
 
     async def know(self, workers: Sequence[SimWorker]) -> None:
@@ -372,6 +378,7 @@ async def frontend(
                 app,
                 server.intake,
                 f"http://{admin_host}:{admin_port}",
+                parsers,
             )
     finally:
         run.cancel()

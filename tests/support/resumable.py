@@ -1,0 +1,139 @@
+"""A client of resumable streams: it keeps ids, text and the laws of the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.stack import Event, Stack, eventually
+
+__all__ = ["Stream", "laws"]
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+@dataclass
+class Stream:
+    """One resumable stream, read as it comes."""
+
+    path: str
+    body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    events: list[Event] = field(default_factory=list[Event])
+    num_pings: int = 0
+    done: bool = False
+    status: int = 0
+    _task: asyncio.Task[None] | None = None
+
+    async def run(self, served: Stack) -> Stream:
+        """Read to the end; returns itself."""
+        url = served.url + self.path
+        body = {**self.body, "stream": True}
+        async with served.client.post(url, json=body, headers=self.headers) as answer:
+            self.status = answer.status
+            event_id = ""
+            async for raw in answer.content:
+                name, _, value = raw.decode().rstrip("\n").partition(": ")
+                if name == "" and value == "ping":
+                    self.num_pings += 1
+                elif name == "id":
+                    event_id = value
+                elif name == "data":
+                    self.done = value == "[DONE]"
+                    body_of = None if self.done else json.loads(value)
+                    self.events.append(Event(body_of, event_id))
+                else:
+                    assert name in {"", "retry"}, raw
+        return self
+
+    def start(self, served: Stack) -> asyncio.Task[Stream]:
+        """Read in the background."""
+        return asyncio.create_task(self.run(served))
+
+    async def has(self, num_tokens: int) -> None:
+        """Return when so many ids are here."""
+        await eventually(lambda: len(self.token_ids) >= num_tokens, "ids")
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        """The chunks with a choice."""
+        bodies = [event.body for event in self.events if event.body is not None]
+        return [body for body in bodies if body.get("choices")]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All ids, joined."""
+        return [
+            token_id
+            for chunk in self.chunks
+            for token_id in chunk["nvext"]["completion_token_ids"]
+        ]
+
+    @property
+    def text(self) -> str:
+        """All content, or all text, joined."""
+        return "".join(text_of(chunk["choices"][0]) for chunk in self.chunks)
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first chunk's nvext."""
+        return dict(self.chunks[0]["nvext"])
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last chunk's nvext."""
+        return dict(self.chunks[-1]["nvext"])
+
+    @property
+    def finish_reason(self) -> str | None:
+        """That of the last chunk."""
+        reason: str | None = self.chunks[-1]["choices"][0]["finish_reason"]
+        return reason
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The usage chunk's."""
+        [usage] = [
+            event.body["usage"]
+            for event in self.events
+            if event.body is not None and event.body.get("choices") == []
+        ]
+        return dict(usage)
+
+    @property
+    def interruption(self) -> dict[str, Any]:
+        """The error event."""
+        [body] = [
+            event.body
+            for event in self.events
+            if event.body is not None and "error" in event.body
+        ]
+        return body
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """Return what a chunk's choice adds to the text."""
+    if "delta" in choice:
+        return str(choice["delta"].get("content", ""))
+    return str(choice["text"])
+
+
+def laws(stream: Stream, first_offset: int = 0) -> None:
+    """Assert what holds for every resumable stream: numbers and offsets without a gap."""
+    assert stream.status == 200
+    assert stream.done
+    generation_id = stream.first["generation"]["id"]
+    assert [event.id for event in stream.events] == [
+        f"{generation_id}:{number}" for number in range(1, len(stream.events) + 1)
+    ]
+    offset = first_offset
+    for event in stream.events:
+        if event.body is None or not event.body.get("choices"):
+            continue
+        nvext = event.nvext
+        assert nvext["seq"] == int(event.id.rpartition(":")[2])
+        assert nvext["token_offset"] == offset
+        offset += len(nvext["completion_token_ids"])
+        assert ("generation" in nvext) is (nvext["seq"] == 1)
