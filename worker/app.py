@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -355,10 +356,12 @@ def make_engine(config: WorkerConfig, captures: Captures | None = None) -> Engin
         from .sim.engine import SimEngine
         from .sim.options import parse_options
 
+        options = parse_options(config.engine_args)
+        exact_resume = config.exact_resume and options.exact_resume
         return SimEngine(
             model=config.model,
             role=config.role,
-            options=parse_options(config.engine_args),
+            options=replace(options, exact_resume=exact_resume),
             captures=captures,
         )
     try:
@@ -376,6 +379,7 @@ def make_engine(config: WorkerConfig, captures: Captures | None = None) -> Engin
         engine_args=list(config.engine_args),
         layers=() if config.capture is None else config.capture.layers,
         captures=captures,
+        exact_resume=config.exact_resume,
     )
     return engine
 

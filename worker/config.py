@@ -64,6 +64,7 @@ class WorkerConfig:
     shutdown_timeout_s: float
     engine_args: tuple[str, ...]
     capture: CaptureSettings | None = None  # None: no hidden states
+    exact_resume: bool = True
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -114,6 +115,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         shutdown_timeout_s=settings.shutdown_timeout_s,
         engine_args=(*extra_args, *engine_args),
         capture=capture_settings(parser, settings),
+        exact_resume=settings.exact_resume,
     )
 
 
@@ -230,6 +232,13 @@ def _parser() -> SettingsParser:
         f"(default: {SHUTDOWN_TIMEOUT_S})",
     )
     add_capture_options(parser)
+    add(
+        "--exact-resume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on exactly behind output of other workers, if the engine can "
+        "(default: on)",
+    )
     add(
         "--engine-args",
         default="",

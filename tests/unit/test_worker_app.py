@@ -162,6 +162,7 @@ async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> No
                 Role.AGGREGATED,
             )
             assert card.weight_version == "step-7"
+            assert card.exactness == "same_rng"
             client.submit("r", 3)
             assert client.end().reason is FinishReason.LENGTH
         running.process.send_signal(signal.SIGTERM)
@@ -170,6 +171,20 @@ async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> No
         assert all(
             line.startswith(("tokenwire-worker: ", "INFO ")) for line in running.lines
         )
+
+
+@pytest.mark.parametrize("is_option_of_engine", [False, True])
+async def test_who_does_not_go_on_exactly_says_so(
+    tmp_path: Path, *, is_option_of_engine: bool
+) -> None:
+    """Whether the worker is told or the simulated engine."""
+    flag = ("--no-exact-resume",)
+    options, of_engine = ((), flag) if is_option_of_engine else (flag, ())
+    async with worker(tmp_path, *options, engine_args=of_engine) as running:
+        await running.until_line("serving m at tcp://127.0.0.1:")
+        endpoint = json.loads(running.announce.read_text())["endpoint"]
+        with Client(endpoint) as client:
+            assert client.hello().exactness == ""
 
 
 async def test_the_simulated_engine_needs_neither_torch_nor_vllm(

@@ -28,6 +28,7 @@ def test_the_least_that_must_be_said() -> None:
     assert config.announce == ""
     assert config.worker_id.startswith("prefill-")
     assert config.engine_args == ()
+    assert config.exact_resume
 
 
 def test_what_stands_behind_the_dashes_is_the_engine_s() -> None:
@@ -63,7 +64,7 @@ def test_every_value_has_its_place() -> None:
             "--announce=f", "--worker-id=w", "--metrics-host=127.0.0.2",
             "--metrics-port=9", "--max-requests=3", "--max-queued-tokens=4",
             "--heartbeat-interval-s=0.5", "--heartbeat-timeout-s=2",
-            "--shutdown-timeout-s=0",
+            "--shutdown-timeout-s=0", "--no-exact-resume",
         ]
     )  # fmt: skip
     assert (config.engine, config.served_model_name) == ("sim", "n")
@@ -73,6 +74,7 @@ def test_every_value_has_its_place() -> None:
     assert config.max_queued_tokens == 4
     assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (0.5, 2.0)
     assert config.shutdown_timeout_s == 0.0
+    assert not config.exact_resume
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,13 @@ from tokenwire.worker.capture_files import Access
 from tokenwire.worker.engine import EngineStartError
 
 from .binding import Vllm
+from .resume import CPU_WORKER_CLASS
 
 __all__ = ["CaptureArguments", "engine_config", "set_environment"]
 
 CPU_KV_CACHE_BYTES = 1 << 30
 """KV cache of one CPU engine. vLLM's own default is 92 % of the machine's memory,
 which no second engine survives; 1 GiB is 23,000 tokens of a 135M model in float32."""
-
-CPU_WORKER_CLASS = "tokenwire.worker.vllm.cpu_worker.CpuWorker"
-
 
 CAPTURE_CONNECTOR = "CaptureConnector"
 CAPTURE_MODULE = "tokenwire.worker.vllm.capture_connector"

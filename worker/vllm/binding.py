@@ -31,6 +31,7 @@ class Vllm:
     StructuredOutputsParams: Any
     VLLMClientError: type[Exception]  # the caller's fault
     tokens_input: Any
+    is_batch_invariant: Any  # whether numbers depend on nothing but a request's own ids
 
 
 def load() -> Vllm:
@@ -43,6 +44,7 @@ def load() -> Vllm:
     exceptions = import_module("vllm.exceptions")
     sampling = import_module("vllm.sampling_params")
     arguments = import_module("vllm.engine.arg_utils")
+    envs = import_module("vllm.envs")
     return Vllm(
         version=str(import_module("vllm").__version__),
         is_cpu=bool(import_module("vllm.platforms").current_platform.is_cpu()),
@@ -59,4 +61,5 @@ def load() -> Vllm:
         StructuredOutputsParams=sampling.StructuredOutputsParams,
         VLLMClientError=exceptions.VLLMClientError,
         tokens_input=import_module("vllm.inputs").tokens_input,
+        is_batch_invariant=lambda: bool(envs.VLLM_BATCH_INVARIANT),
     )

@@ -19,6 +19,8 @@ from .cpu import install
 from .cpu_draws import draw_as_asked
 from .cpu_lora import keep_adapters_apart
 from .cpu_nixl import let_progress_thread_sleep
+from .resume import is_resuming
+from .resume_runner import begin_with_output
 
 __all__ = ["CpuWorker"]
 
@@ -26,7 +28,7 @@ _base: Any = import_module("vllm.v1.worker.cpu_worker").CPUWorker
 
 
 class CpuWorker(_base):
-    """vLLM's CPU worker, which survives seeds, keeps its cores and adapters apart."""
+    """vLLM's CPU worker: survives seeds, keeps cores and adapters apart, goes on."""
 
     def init_device(self) -> None:
         """Prepare the device, then make the model runner safe."""
@@ -40,7 +42,11 @@ class CpuWorker(_base):
         if self.vllm_config.lora_config is not None:
             keep_adapters_apart()
         super().init_device()  # pyright: ignore[reportUnknownMemberType] - of vLLM's
+        if self.use_v2_model_runner:
+            return  # it has neither generators nor books of its own
         rewind_by_state(self.model_runner)
+        if is_resuming(self.vllm_config):
+            begin_with_output(self.model_runner)
 
 
 def rewind_by_state(runner: Any) -> None:  # vLLM's CPUModelRunner

@@ -21,7 +21,6 @@ from tokenwire.protocol.messages import (
     JsonObject,
     Leg,
     Role,
-    Sampling,
 )
 from tokenwire.worker.captures import CaptureError, Captures
 from tokenwire.worker.engine import (
@@ -45,9 +44,11 @@ from .operator import Operator
 from .processes import Descendants
 from .release import Releases
 from .request import OpenRequest, Signal
+from .resume import check_runner_v2, use_resume
 from .sampling import sampling_params
 from .stats import LoadRecorder
 from .tables import check_tables
+from .trial import exactness, give_token
 
 __all__ = ["VllmEngine"]
 
@@ -64,9 +65,6 @@ STOP_WAIT_S = 10.0
 """For vLLM to end its processes, which it gives 5 s before it kills them
 (``VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS``). Below the 30 s that Kubernetes gives."""
 
-PROBE_WAIT_S = 120.0
-"""For the first token of the start's probe: it compiles and pages in what was lazy."""
-
 
 class VllmEngine:
     """An engine on vLLM's ``AsyncLLM``; use from one event loop, start once.
@@ -78,6 +76,7 @@ class VllmEngine:
         engine_args: vLLM's own command-line arguments, as ``vllm serve`` takes them.
         layers: Whose hidden states the engine keeps beside the KV.
         captures: Where those that requests ask for are saved; None: nowhere.
+        exact_resume: Whether it goes on behind output of other workers, if it can.
     """
 
     def __init__(
@@ -88,12 +87,16 @@ class VllmEngine:
         engine_args: list[str],
         layers: tuple[int, ...] = (),
         captures: Captures | None = None,
+        *,
+        exact_resume: bool = True,
     ) -> None:
         self._model = model
         self._served_name = served_name
         self._role = role
         self._engine_args = list(engine_args)
         self._capturing = Capturing(layers, captures)
+        self._exact_resume = exact_resume
+        self._obstacle = ""  # why it cannot
         self._vllm: binding.Vllm
         self._llm: Any = None  # vLLM's AsyncLLM, once started
         self._sink: EngineSink
@@ -105,7 +108,7 @@ class VllmEngine:
         self._flush_due = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: Releases
-        self._has_tables = False  # of a fixed width, for token ids
+        self._is_v2 = False  # the model runner, whose tables have a fixed width
         self._operator: Operator
         self._copies = Copies()  # of adapters
         self._gone = ""  # why nothing can be submitted any more
@@ -131,16 +134,16 @@ class VllmEngine:
             config = await asyncio.shield(loading)
             self._releases = Releases(self._vllm, self._llm)
             self._operator = Operator(self._vllm, self._llm, config, self._copies)
-            progress("trying one token")
-            await self._probe()
+            level = await self._try(progress)
         except BaseException:
             await self._abandon(loading)
             raise
-        self._has_tables = bool(getattr(config, "use_v2_model_runner", False))
+        self._is_v2 = bool(getattr(config, "use_v2_model_runner", False))
         self._descendants.look()
         self._spawn(self._watch())
         progress("ready")
-        return engine_information(self._vllm, config, self._served_name)
+        info = engine_information(self._vllm, config, self._served_name)
+        return replace(info, exactness=level)
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request; whatever is wrong with it arrives as its end.
@@ -246,6 +249,8 @@ class VllmEngine:
             self._engine_args,
             self._capturing.arguments,
         )
+        if self._exact_resume:
+            self._obstacle = use_resume(self._vllm, config, self._role)
         tell("loading weights, making the KV cache")
         try:
             self._llm = self._vllm.AsyncLLM.from_vllm_config(
@@ -258,20 +263,21 @@ class VllmEngine:
             raise EngineStartError(msg) from error
         return config
 
-    async def _probe(self) -> None:
-        """Generate one token: "ready" is a fact, and vLLM's output task has begun."""
-        params = sampling_params(
-            self._vllm,
-            EngineRequest("probe", [0], Sampling(max_tokens=1, temperature=0.0)),
-        )
-        prompt = self._vllm.tokens_input([0])
-        try:
-            async with asyncio.timeout(PROBE_WAIT_S):
-                async for _ in self._llm.generate(prompt, params, "probe"):
-                    pass
-        except Exception as error:  # any failure is a failed start
-            msg = f"vLLM started, but gives no token: {first_sentence(error)}"
-            raise EngineStartError(msg) from error
+    async def _try(self, progress: Progress) -> str:
+        """Have the engine show what it can; return its exactness, see ``EngineInfo``."""
+        progress("trying one token")
+        await give_token(self._vllm, self._llm)
+        if not self._exact_resume:
+            return ""
+        level = ""
+        if not self._obstacle:
+            progress("trying to go on behind output")
+            is_invariant = self._vllm.is_batch_invariant()
+            level = await exactness(self._vllm, self._llm, bitwise=is_invariant)
+        why = self._obstacle or "it did not when it was tried"
+        if not level:
+            logger.warning("goes on behind no output of other workers: %s", why)
+        return level
 
     async def _abandon(self, loading: asyncio.Task[Any]) -> None:
         """Leave nothing of a start that failed or was cancelled."""
@@ -293,8 +299,9 @@ class VllmEngine:
             if self._gone or self._llm is None:
                 self._end(state, state.failed(ErrorKind.ENGINE, self._gone))
                 return
-            if self._has_tables:
+            if self._is_v2:
                 check_tables(request.sampling)
+                check_runner_v2(request)
             capture = self._capturing.begin(state)
             collector = await self._llm.add_request(
                 request.request_id,

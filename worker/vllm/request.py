@@ -9,13 +9,19 @@ from typing import Any
 
 from tokenwire.protocol.limits import MAX_ERROR_CHARS
 from tokenwire.protocol.messages import (
+    GRAMMAR_REJECTS_PREFIX,
     ErrorKind,
     FinishReason,
     JsonObject,
     Leg,
     Logprobs,
 )
-from tokenwire.worker.engine import EngineFinished, EngineRequest, EngineTokens
+from tokenwire.worker.engine import (
+    GRAMMAR_REFUSAL,
+    EngineFinished,
+    EngineRequest,
+    EngineTokens,
+)
 
 from .capture import PATH_KEY, Capture
 from .logprobs import pack
@@ -100,7 +106,7 @@ class OpenRequest:
         return EngineFinished(
             self.request.request_id,
             FinishReason.ERROR,
-            num_prompt_tokens=len(self.request.token_ids),
+            num_prompt_tokens=self.request.num_prompt_tokens,
             error_kind=kind,
             error=error[:MAX_ERROR_CHARS],
         )
@@ -133,11 +139,13 @@ class OpenRequest:
         return EngineFinished(
             self.request.request_id,
             FinishReason.ABORT,
-            num_prompt_tokens=len(self.request.token_ids),
+            num_prompt_tokens=self.request.num_prompt_tokens,
         )
 
     def _finished(self, output: Any, completion: Any) -> EngineFinished:  # vLLM's
-        reason, kind, error = self._reason(completion.finish_reason)
+        reason, kind, error = self._reason(
+            completion.finish_reason, completion.stop_reason
+        )
         transfer: JsonObject = output.kv_transfer_params or {}
         visible: JsonObject = transfer
         handover: JsonObject | None = None
@@ -154,15 +162,18 @@ class OpenRequest:
         if self.aborted:
             reason, kind, error = FinishReason.ABORT, None, ""
         queue_s, prefill_s = _times(output.metrics)
+        prompt = output.prompt_token_ids  # as it came to vLLM, earlier output included
+        if self.request.num_prior:
+            prompt = prompt[: self.request.num_prompt_tokens]
         return EngineFinished(
             self.request.request_id,
             reason,
-            num_prompt_tokens=len(output.prompt_token_ids),
+            num_prompt_tokens=len(prompt),
             num_cached_tokens=output.num_cached_tokens or 0,
             stop_reason=completion.stop_reason,
             error_kind=kind,
             error=error,
-            prompt_token_ids=output.prompt_token_ids,
+            prompt_token_ids=prompt,
             handover=handover,
             kv_transfer_params=visible or None,
             prompt_logprobs=self._prompt_logprobs,
@@ -170,7 +181,11 @@ class OpenRequest:
             prefill_s=prefill_s,
         )
 
-    def _reason(self, finish_reason: str) -> tuple[FinishReason, ErrorKind | None, str]:
+    def _reason(
+        self, finish_reason: str, stop_reason: int | str | None
+    ) -> tuple[FinishReason, ErrorKind | None, str]:
+        if stop_reason == GRAMMAR_REJECTS_PREFIX:
+            return FinishReason.ERROR, ErrorKind.INVALID, GRAMMAR_REFUSAL
         match finish_reason:
             case "stop" | "repetition":
                 return FinishReason.STOP, None, ""

@@ -10,6 +10,7 @@ from tokenwire.worker.engine import EngineRequest
 
 from .binding import Vllm
 from .capture import CAPTURE_KEY
+from .resume import NUM_PROMPT_KEY
 
 __all__ = ["sampling_params"]
 
@@ -44,8 +45,8 @@ def sampling_params(
     transfer = request.kv_transfer_params
     match request.leg:
         case Leg.PREFILL:
-            max_tokens = 1
-            min_tokens = min(min_tokens, 1)  # else vLLM refuses the request
+            max_tokens = request.num_prior + 1
+            min_tokens = min(min_tokens, max_tokens)  # else vLLM refuses the request
             transfer = KEEP_KV
         case Leg.DECODE:
             # The prefill leg has answered them. Here they would make the scheduler
@@ -57,6 +58,9 @@ def sampling_params(
     transfer = {k: v for k, v in (transfer or {}).items() if k != CAPTURE_KEY}
     if capture is not None:
         transfer[CAPTURE_KEY] = capture
+    extra: JsonObject = {"kv_transfer_params": transfer} if transfer else {}
+    if request.num_prior:
+        extra[NUM_PROMPT_KEY] = request.num_prompt_tokens
     return vllm.SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -80,7 +84,7 @@ def sampling_params(
         output_kind=vllm.RequestOutputKind.DELTA,
         # Plain lists instead of an object per candidate: cheaper, and ready to pack.
         flat_logprobs=True,
-        extra_args={"kv_transfer_params": transfer} if transfer else None,
+        extra_args=extra or None,
         skip_clone=True,  # this object is the request's own
     )
 
