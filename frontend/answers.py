@@ -53,7 +53,8 @@ class PromptTokensDetails(Answer):
 class CompletionTokensDetails(Answer):
     """Of the output's tokens."""
 
-    reasoning_tokens: Count
+    reasoning_tokens: Count | UnsetType = UNSET  # where a parser counts them
+    resumed_prefix_tokens: Count | UnsetType = UNSET  # of earlier output, not counted
 
 
 class Usage(Answer):
@@ -63,7 +64,6 @@ class Usage(Answer):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
-    # where a reasoning parser counts them
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
@@ -125,8 +125,19 @@ class GenerationInfo(Answer):
     prompt_tokens: Count
     contract: str  # sha256:...
     exactness: Literal["best_effort", "same_rng", "bitwise"]  # of a resume
+    parent: str | UnsetType = UNSET  # the one that this resumes
     seed: int | UnsetType = UNSET
     seed_source: Literal["request", "frontend"] | UnsetType = UNSET
+
+
+class ResumeInfo(Answer):
+    """How an answer goes on from earlier output, in its first chunk."""
+
+    prefix_tokens: Count  # of that output
+    exactness: Literal["best_effort", "same_rng", "bitwise"]
+    downgrades: list[str]  # what it is less exact for
+    cached_tokens: Count
+    recomputed_tokens: Count
 
 
 class AnswerNvext(Answer):
@@ -148,6 +159,7 @@ class AnswerNvext(Answer):
     seq: Count | UnsetType = UNSET  # of the event
     generation: GenerationInfo | UnsetType = UNSET  # in the first chunk
     checkpoint: Checkpoint | UnsetType = UNSET
+    resume: ResumeInfo | UnsetType = UNSET  # in the first chunk, if it resumes
 
 
 class _Generated(Answer):

@@ -23,6 +23,7 @@ from .planning import plan_output, template_kwargs, tools_shown
 from .plans import Plan
 from .policy import Policy
 from .pool import Pool
+from .prior import Prior, folded_prior
 from .prompts import (
     Prompt,
     chat_prompt,
@@ -31,7 +32,8 @@ from .prompts import (
     truncated,
 )
 from .resumable import Resumable
-from .resuming import ANYONE, Client, begin, check_resumable, pinned
+from .resume import Resume, read_resume
+from .resuming import ANYONE, Client, begin, check_resumable, pinned, root_id
 from .sampling import make_sampling, stop_strings
 from .schema import (
     ChatRequest,
@@ -63,6 +65,7 @@ class Call:
     client_request_id: str | None = None  # of the body; for the headers
     counts_reasoning: bool = False  # whether the usage says how many ids are reasoning
     resumable: Resumable | None = None
+    prior: Prior | None = None  # what it goes on from
 
     @property
     def is_plain(self) -> bool:
@@ -93,6 +96,7 @@ async def chat_call(
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=1)
     check_resumable(request.nvext)
+    resume = await read_resume(request.nvext, policy, client.authorization, model)
     num_top = within("top_logprobs", request.top_logprobs or 0)
     if num_top and not request.logprobs:
         msg = "top_logprobs needs logprobs: true"
@@ -102,12 +106,13 @@ async def chat_call(
     max_tokens = request.max_tokens
     if request.max_completion_tokens is not None:
         max_tokens = within("max_completion_tokens", request.max_completion_tokens)
-    return _call(
+    return await _call(
         request,
         model,
         pool,
         policy,
         client,
+        resume,
         selection,
         prompts=[prompt],
         max_tokens=max_tokens,
@@ -172,12 +177,14 @@ async def completion_call(
         msg = f"min_tokens={request.min_tokens} is above max_tokens=0"
         raise bad_request(msg, "min_tokens")
     check_resumable(request.nvext, prompt_only=prompt_only)
-    return _call(
+    resume = await read_resume(request.nvext, policy, client.authorization, model)
+    return await _call(
         request,
         model,
         pool,
         policy,
         client,
+        resume,
         selection,
         prompts=encoded,
         max_tokens=max_tokens,
@@ -215,12 +222,13 @@ async def _chat_prompt(
     return replace(prompt, echo=echo)
 
 
-def _call(
+async def _call(
     request: ChatRequest | CompletionRequest,
     model: TextModel,
     pool: Pool,
     policy: Policy,
     client: Client,
+    resume: Resume | None,
     selection: Selection,
     *,
     prompts: list[Prompt],
@@ -238,6 +246,7 @@ def _call(
     strings = stop_strings(request.stop)
     nvext = request.nvext or Nvext()
     response_id = prefix + secrets.token_hex(12)
+    root = root_id(resume) or response_id  # what ids of tool calls derive from
     jobs: list[tuple[Job, Fold]] = []
     if selection.prompt_logprobs and prompt_logprobs is None:
         prompt_logprobs = 0  # each prompt token's own
@@ -257,7 +266,7 @@ def _call(
             prompt_logprobs=prompt_logprobs,
         )
         if nvext.is_resumable:
-            sampling, seed_source = pinned(sampling, nvext, pool)
+            sampling, seed_source = pinned(sampling, nvext, pool, resume)
         reasoning = Reasoning()
         if plan is not None:
             sampling = msgspec.structs.replace(
@@ -278,8 +287,9 @@ def _call(
                 session_id=request.session_id,
                 capture=selection.kv_transfer_params,
                 lora=lora,
+                output_token_ids=[] if resume is None else resume.output_token_ids,
             )
-            fold = _fold(request, model, job, strings, plan, (response_id, len(jobs)))
+            fold = _fold(request, model, job, strings, plan, (root, len(jobs)))
             jobs.append((job, fold))
     options = request.stream_options or StreamOptions()
     created = int(time.time())
@@ -293,7 +303,9 @@ def _call(
             pool.model,
             pool.weights.adapters.get(lora, 0),
         )
-        resumable = begin(terms, strings, response_id, created, seed_source, client)
+        resumable = begin(
+            terms, pool, strings, response_id, created, seed_source, client, resume
+        )
     frame = Frame(
         response_id,
         created,
@@ -301,7 +313,8 @@ def _call(
         model,
         selection,
         prompts=[prompt.token_ids for prompt in prompts],
-        echoes=[prompt.echo for prompt in prompts],
+        # What goes on has been echoed.
+        echoes=[prompt.echo if resume is None else None for prompt in prompts],
         choices_per_prompt=request.n or 1,
         num_logprobs=logprobs,
         num_prompt_logprobs=request.prompt_logprobs,
@@ -311,9 +324,13 @@ def _call(
         with_reasoning=plan is not None and plan.has_reasoning,
         call_forced=plan is not None and plan.call_forced,
     )
+    shape = kind(frame, resumable)
+    prior = None
+    if resume is not None:
+        prior = await folded_prior(*jobs[0], model, shape.go_on)
     return Call(
         response_id,
-        kind(frame, resumable),
+        shape,
         jobs,
         choices_per_prompt=request.n or 1,
         num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
@@ -323,6 +340,7 @@ def _call(
         client_request_id=request.request_id,
         counts_reasoning=plan is not None and plan.has_reasoning,
         resumable=resumable,
+        prior=prior,
     )
 
 

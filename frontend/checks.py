@@ -78,7 +78,7 @@ def check_common(
     if selection.completion_token_ids:
         by = f"nvext.extra_fields={[SELECTOR]}"
         if request.nvext is not None and request.nvext.is_resumable:
-            by = "nvext.resumable"
+            by = "nvext.resumable, or resume_from,"
         only = f"{by} needs exactly one choice"
         if n != 1:
             msg = f"{only}: n must be 1, not {n}"

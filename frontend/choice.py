@@ -81,6 +81,7 @@ class Choice:
         "_metrics",
         "_on_end",
         "_prompt_only",
+        "_resumable",
         "_token_ids",
         "deliver_plain",
         "generation",
@@ -101,6 +102,7 @@ class Choice:
         deliver: Callable[[Choice, Delta], None],
         on_end: Callable[[End], None],
         broke: Callable[[Exception], None],
+        resumable: bool = False,
     ) -> None:
         self.index = index
         self.generation = Generation(job, self, pool, metrics)
@@ -112,6 +114,7 @@ class Choice:
         self._fold = fold
         self._feed_one = fold.feed_one
         self._prompt_only = job.prompt_only
+        self._resumable = resumable  # after an error it goes on, maybe elsewhere
         self._deliver = deliver
         self._broke = broke  # told of a bug: no end may come
         self._on_end = on_end  # told at once, also while deltas are held
@@ -168,6 +171,13 @@ class Choice:
         except Exception as error:  # noqa: BLE001 - as above
             self._broke(error)
 
+    def end_before(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        """End without asking a worker: there is nothing to add to earlier output."""
+        end = self.generation.stop_here()
+        if end is not None:
+            end.reason, end.stop_reason = reason, stop_reason
+            self.ended(end)
+
     @property
     def plain(self) -> bool:
         """Whether tokens always become text as they are: ``deliver_plain`` may be set."""
@@ -223,7 +233,7 @@ class Choice:
             end = end or self.generation.stop_here()
             if end is not None:
                 end = _at_stop(end, matched)
-        elif end is not None:
+        elif end is not None and not (self._resumable and end.error is not None):
             text += self._fold.finish()
             if self._fold.matched is not None:
                 end = _at_stop(end, self._fold.matched)

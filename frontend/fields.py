@@ -197,6 +197,16 @@ DESCRIPTIONS = {
         "--checkpoint-life-s."
     ),
     "checkpoint": "What a resumable answer tells of where it stands.",
+    "resume_from": "Go on behind output that this request has had: see docs/resume.md.",
+    "ResumeFrom.checkpoint": "Where it stands: see docs/checkpoint.schema.json.",
+    "ResumeFrom.output_token_ids": "In place of a checkpoint: all of that output.",
+    "ResumeFrom.prompt_token_ids": (
+        "Beside output_token_ids: refuse to go on behind another prompt."
+    ),
+    "ResumeFrom.contract": (
+        "Beside output_token_ids: refuse to go on under another contract than this, "
+        "generation.contract of the first chunk."
+    ),
     "every_tokens": (
         "A checkpoint in the stream whenever so many more output tokens are out; "
         "default: at the end alone."

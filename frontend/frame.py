@@ -89,13 +89,17 @@ def usage(
     num_completion: int,
     num_cached: int,
     num_reasoning: int | None = None,
+    num_resumed: int | None = None,
 ) -> bytes:
-    """Return the ``usage`` object; without *num_reasoning* it says nothing of it."""
+    """Return the ``usage`` object; without the last two it says nothing of them."""
     details = b""
+    parts: list[bytes] = []
     if num_reasoning is not None:
-        details = (
-            b',"completion_tokens_details":{"reasoning_tokens":%d}' % num_reasoning
-        )
+        parts.append(b'"reasoning_tokens":%d' % num_reasoning)
+    if num_resumed is not None:
+        parts.append(b'"resumed_prefix_tokens":%d' % num_resumed)
+    if parts:
+        details = b',"completion_tokens_details":{%s}' % b",".join(parts)
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
         b'"prompt_tokens_details":{"cached_tokens":%d}%s}'

@@ -24,7 +24,6 @@ import time
 
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
-    AGAIN,
     BY_PAUSE,
     ErrorKind,
     Finished,
@@ -113,6 +112,11 @@ class Generation:
     def num_tokens(self) -> int:
         """Ids of the output so far, from whichever workers, and before them."""
         return len(self._output) // TOKEN_BYTES
+
+    @property
+    def _num_new(self) -> int:
+        """Ids that this generation has brought."""
+        return self.num_tokens - len(self._job.output_token_ids)
 
     @property
     def peer(self) -> Link | None:
@@ -210,10 +214,10 @@ class Generation:
         if end.reason not in _GOOD_ENDS:
             self._release(leg, end)
             text = end.error or f"worker {leg.link.worker_id} aborted the request"
-            leg.again = end.stop_reason == AGAIN
+            leg.told(end)
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, text)
             return
-        self._record.prefilled(leg.link, end, is_prompt_alone=not self._output)
+        self._record.prefilled(leg.link, end, is_prompt_alone=not self._num_new)
         token_ids = unpack_ids(first.token_ids) if first is not None else []
         is_last = end.reason is FinishReason.STOP
         if token_ids and is_last and counts(self._job, leg.link, self.num_tokens):
@@ -285,7 +289,7 @@ class Generation:
             text = f"worker {leg.link.worker_id} aborted the request"
             self.leg_failed(leg, ErrorKind.ENGINE, text)
         else:
-            leg.again = end.stop_reason == AGAIN
+            leg.told(end)
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, end.error)
 
     def leg_failed(self, leg: legs.Leg, kind: ErrorKind, text: str) -> None:
@@ -322,7 +326,7 @@ class Generation:
                 self._go_on(kind, text)
                 return
             text = f"{text}; it cannot go on elsewhere: {reason}"
-        self._fail(kind, text)
+        self._fail(kind, text, leg.error)
 
     def _obstacle(self, leg: legs.Leg, kind: ErrorKind) -> str:
         """Return why the output may not go on elsewhere; empty: it may."""
@@ -428,7 +432,7 @@ class Generation:
 
     def _note_weights(self, leg: legs.Leg) -> None:
         """Note which weights the next ids are of."""
-        self._record.weights(self.num_tokens, leg.link.weight_version)
+        self._record.weights(self._num_new, leg.link.weight_version)
 
     def _submit(
         self,

@@ -297,8 +297,10 @@ def ticket_of(tenant: bytes, call: Call) -> Ticket:
         tenant,
         jobs[0].priority,
         num_sequences=len(jobs),
-        num_prompt_tokens=sum(len(job.prompt_token_ids) for job in jobs),
-        max_tokens=jobs[0].sampling.max_tokens,
+        num_prompt_tokens=sum(
+            len(job.prompt_token_ids) + len(job.output_token_ids) for job in jobs
+        ),
+        max_tokens=jobs[0].sampling.max_tokens - len(jobs[0].output_token_ids),
     )
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from tokenwire.protocol.messages import ErrorKind, Finished, Tokens
+from tokenwire.protocol.messages import (
+    AGAIN,
+    GRAMMAR_REJECTS_PREFIX,
+    ErrorKind,
+    Finished,
+    Tokens,
+)
 
+from .errors import ApiError
 from .link import Link
+from .resume_errors import grammar_rejects_prefix
 
 __all__ = ["Leg", "OutputLeg", "Owner", "PrefillLeg"]
 
@@ -34,13 +42,14 @@ class Owner(Protocol):
 class Leg(ABC):
     """One Submit to one worker, and what it answers."""
 
-    __slots__ = ("again", "link", "owner", "request_id", "update")
+    __slots__ = ("again", "error", "link", "owner", "request_id", "update")
 
     def __init__(self, owner: Owner, link: Link, kind: str) -> None:
         self.owner = owner
         self.link = link
         self.update: int | None = None  # that its weights were of when it was sent
         self.again = False  # it failed, but not for want of its worker
+        self.error: ApiError | None = None  # what its failure is to be told as
         self.request_id = f"{owner.request_id}{kind}{owner.attempt}"
 
     @abstractmethod
@@ -54,6 +63,12 @@ class Leg(ABC):
     def lost(self, reason: str) -> None:
         """Take note that the worker is gone."""
         self.owner.leg_failed(self, ErrorKind.ENGINE, reason)
+
+    def told(self, end: Finished) -> None:
+        """Take note of what a failed end says of its cause."""
+        self.again = end.stop_reason == AGAIN
+        if end.stop_reason == GRAMMAR_REJECTS_PREFIX:
+            self.error = grammar_rejects_prefix(end.error)
 
     def drop(self) -> None:
         """Cancel it, and pass nothing on of what it still brings."""

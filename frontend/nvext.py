@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -21,6 +21,7 @@ __all__ = [
     "Nvext",
     "Placement",
     "ResumableOptions",
+    "ResumeFrom",
     "Selection",
     "fold_alias",
     "root_or_nvext",
@@ -58,6 +59,16 @@ class CheckpointOptions(msgspec.Struct, forbid_unknown_fields=True):
     prompt: Literal["ids", "hash"] | None = None  # default: hash
 
 
+class ResumeFrom(msgspec.Struct, forbid_unknown_fields=True):
+    """``nvext.resume_from``: a checkpoint, or the output alone."""
+
+    checkpoint: dict[str, Any] | None = None  # see ``checkpoint``
+    output_token_ids: list[int] | None = None  # (num_output_tokens,)
+    # With these, to be sure:
+    prompt_token_ids: list[int] | None = None  # (num_prompt_tokens,)
+    contract: str | None = None  # ``nvext.generation.contract`` of the first chunk
+
+
 class Nvext(msgspec.Struct):
     """``nvext`` of a request."""
 
@@ -71,11 +82,13 @@ class Nvext(msgspec.Struct):
     exactness: Literal["best_effort", "same_rng", "bitwise"] | None = None
     resumable: bool | ResumableOptions | None = None
     checkpoint: CheckpointOptions | None = None
+    resume_from: ResumeFrom | None = None
 
     @property
     def is_resumable(self) -> bool:
         """Whether the answer is to be one that can be resumed."""
-        return self.resumable is not None and self.resumable is not False
+        asks = self.resumable is not None and self.resumable is not False
+        return asks or self.resume_from is not None
 
 
 _KEYS = set(Nvext.__struct_fields__)

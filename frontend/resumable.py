@@ -35,6 +35,7 @@ from .errors import ApiError
 from .logprobs import sampled_logprobs
 from .nvext import CheckpointOptions
 from .peer import Peer
+from .resume import Resume
 
 __all__ = ["RETRY_MS", "Origin", "Resumable", "Source"]
 
@@ -82,6 +83,7 @@ class Resumable:
         origin: Where it comes from.
         options: When and how it is to tell checkpoints.
         sign: Signs them for its client.
+        resume: What it goes on from; None: nothing.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Resumable:
         origin: Origin,
         options: CheckpointOptions,
         sign: Callable[[Checkpoint], Checkpoint],
+        resume: Resume | None = None,
     ) -> None:
         self.origin = origin
         self.source: Source | None = None
@@ -99,6 +102,7 @@ class Resumable:
         self._params = params
         self._options = options
         self._sign = sign
+        self._resume = resume
         self._seq = 0  # of the last event
         self._contract: Contract | None = None  # hashed once
         self._prompt: Prompt | None = None
@@ -186,6 +190,8 @@ class Resumable:
             self._is_begun = True
             nvext["generation"] = self._generation()
             nvext["prompt_token_ids"] = self._terms.job.prompt_token_ids
+            if self._resume is not None:
+                nvext["resume"] = self._resumed(self._resume)
         self.add(token_ids, logprobs)
         return nvext
 
@@ -202,6 +208,23 @@ class Resumable:
             "exactness": promise(sampling, peer.exactness if peer is not None else ""),
         }
         return {name: value for name, value in told.items() if value is not None}
+
+    def _resumed(self, resume: Resume) -> dict[str, object]:
+        """Return ``nvext.resume``."""
+        job, source, peer = self._terms.job, self.source, self._peer
+        how = resume.resumed(job, peer)
+        num_prior = len(job.output_token_ids)
+        num_cached = num_recomputed = 0
+        if peer is not None and source is not None:
+            num_cached = source.num_cached_tokens
+            num_recomputed = len(job.prompt_token_ids) + num_prior - num_cached
+        return {
+            "prefix_tokens": num_prior,
+            "exactness": how.exactness,
+            "downgrades": how.downgrades,
+            "cached_tokens": num_cached,
+            "recomputed_tokens": num_recomputed,
+        }
 
     # --- the state -------------------------------------------------------------------
 
@@ -226,12 +249,17 @@ class Resumable:
             return float("inf")
         return (len(self._token_ids) // every + 1) * every
 
-    def contract(self) -> Contract:
-        """Return what must be equal where this goes on."""
+    @property
+    def request_contract(self) -> Contract:
+        """What must be equal where this goes on, but for what is the worker's."""
         if self._contract is None:
             self._contract = self._terms.contract()
-        peer = self._peer
-        return self._contract if peer is None else on_worker(self._contract, peer)
+        return self._contract
+
+    def contract(self) -> Contract:
+        """Return what must be equal where this goes on."""
+        peer, contract = self._peer, self.request_contract
+        return contract if peer is None else on_worker(contract, peer)
 
     def checkpoint(self, seq: int) -> Checkpoint:
         """Return where it stands after event *seq*."""

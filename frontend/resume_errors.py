@@ -7,6 +7,8 @@ from .errors import ApiError
 __all__ = [
     "PARAM",
     "checkpoint_forbidden",
+    "exactness_unavailable",
+    "grammar_rejects_prefix",
     "invalid_resume",
     "mismatch",
     "not_resumable",
@@ -27,6 +29,16 @@ def checkpoint_forbidden(message: str) -> ApiError:
     """Return a 403: the checkpoint is altered, unsigned, too old, or another client's."""
     param = f"{PARAM}.checkpoint"
     return ApiError(403, message, param=param, code="checkpoint_forbidden")
+
+
+def exactness_unavailable(message: str) -> ApiError:
+    """Return a 409: nobody here goes on as exactly as it must be."""
+    return ApiError(409, message, param="nvext.exactness", code="exactness_unavailable")
+
+
+def grammar_rejects_prefix(message: str) -> ApiError:
+    """Return a 422: the output is none that its grammar could have led to."""
+    return ApiError(422, message, param=PARAM, code="grammar_rejects_prefix")
 
 
 def mismatch(code: str, field: str, theirs: object, ours: object) -> ApiError:

@@ -18,9 +18,10 @@ from .errors import bad_request
 from .nvext import CheckpointOptions, Nvext, ResumableOptions
 from .pool import Pool
 from .resumable import Origin, Resumable
+from .resume import Resume
 from .resume_errors import not_resumable
 
-__all__ = ["ANYONE", "Client", "begin", "check_resumable", "pinned"]
+__all__ = ["ANYONE", "Client", "begin", "check_resumable", "pinned", "root_id"]
 
 SEED_BITS = 53
 """Of a seed that is chosen here: JavaScript's numbers hold it."""
@@ -47,6 +48,9 @@ def check_resumable(nvext: Nvext | None, *, prompt_only: bool = False) -> None:
     """
     if nvext is None:
         return
+    if nvext.resumable is False and nvext.resume_from is not None:
+        msg = "what is resumed can be resumed again: resumable is true, not false"
+        raise bad_request(msg, "nvext.resumable")
     if not nvext.is_resumable:
         if nvext.checkpoint is not None:
             msg = "nvext.checkpoint needs nvext.resumable"
@@ -71,15 +75,22 @@ def check_resumable(nvext: Nvext | None, *, prompt_only: bool = False) -> None:
 
 
 def pinned(
-    sampling: Sampling, nvext: Nvext | None, pool: Pool
+    sampling: Sampling, nvext: Nvext | None, pool: Pool, resume: Resume | None
 ) -> tuple[Sampling, SeedSource | None]:
     """Return the parameters with a seed, where exactness needs one; and whose it is.
 
     Only where it was asked for and a worker can make use of it: an engine may have a
-    slower sampler for seeded requests.
+    slower sampler for seeded requests. What is resumed has the seed that it had.
+
+    Raises:
+        ApiError: 400, a checkpoint's seed is none.
     """
     if sampling.seed is not None:
         return sampling, "request"
+    had = resume.frontends_seed if resume is not None else None
+    if had is not None:
+        seed = within("seed", had)
+        return msgspec.structs.replace(sampling, seed=seed), "frontend"
     wanted = nvext is not None and nvext.exactness not in (None, "best_effort")
     if sampling.temperature == 0 or not wanted or not pool.offers("same_rng"):
         return sampling, None
@@ -89,24 +100,28 @@ def pinned(
 
 def begin(
     terms: Terms,
+    pool: Pool,
     stop: tuple[str, ...],
     response_id: str,
     created: int,
     seed_source: SeedSource | None,
     client: Client,
+    resume: Resume | None,
 ) -> Resumable:
-    """Return what a resumable generation says of itself.
+    """Return what a resumable generation says of itself, and goes on from.
 
     Args:
         terms: The request.
+        pool: Its workers.
         stop: Its stop strings.
         response_id: Its id, which is the generation's too.
         created: Unix seconds.
         seed_source: Whose its seed is.
         client: For whom checkpoints are signed.
+        resume: What it goes on from.
 
     Raises:
-        ApiError: 400, a text in it is no Unicode.
+        ApiError: 400, a text in it is no Unicode; others: it may not go on from that.
     """
     request, policy = terms.request, terms.policy
     nvext = request.nvext or Nvext()
@@ -120,15 +135,27 @@ def begin(
     life_s = policy.checkpoint_life_s
     if isinstance(nvext.resumable, ResumableOptions) and nvext.resumable.ttl_s:
         life_s = min(life_s, nvext.resumable.ttl_s)
+    before = resume and resume.checkpoint and resume.checkpoint.identity
     origin = Origin(
         id=response_id,
-        root=response_id,
+        root=root_id(resume) or response_id,
         created=created,
         expires=created + round(life_s),
+        parent=before.id if before else None,
         seed_source=seed_source,
+        cumulative_logprob=resume.cumulative_logprob if resume is not None else 0.0,
     )
     options = nvext.checkpoint or CheckpointOptions()
-    return Resumable(terms, params, origin, options, _signer(terms, client))
+    made = Resumable(terms, params, origin, options, _signer(terms, client), resume)
+    if resume is not None:
+        resume.check(terms.job, made.request_contract, params, pool)
+    return made
+
+
+def root_id(resume: Resume | None) -> str | None:
+    """Return the first of the generations that are resumed; None: there is none."""
+    checkpoint = resume.checkpoint if resume is not None else None
+    return None if checkpoint is None else checkpoint.identity.root
 
 
 def _signer(terms: Terms, client: Client) -> Callable[[Checkpoint], Checkpoint]:

@@ -32,10 +32,14 @@ Struct = type[msgspec.Struct]
 
 FAILURES = {
     400: "The request is wrong; param names the field.",
+    403: "The checkpoint to go on from is not this client's, or altered.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
+    409: "What is to be gone on with was begun otherwise; param names the difference.",
+    412: "Its ids are not those of the checkpoint.",
     413: "The body is above the operator's limit.",
     415: "The body is not application/json.",
+    422: "It cannot be gone on with.",
     429: "This frontend serves, or lets wait, as many requests as it may.",
     500: "A bug; the log has it.",
     502: "A worker failed.",
@@ -43,8 +47,10 @@ FAILURES = {
 }
 """What an error's status says, in every answer that may have it."""
 
-_GENERATING = tuple(FAILURES)
-_COMPUTING = tuple(status for status in FAILURES if status != 502)  # no worker is asked
+_RESUMING = (403, 409, 412, 422)  # only with ``nvext.resume_from``, or ``resumable``
+_RESUMABLE = tuple(FAILURES)
+_GENERATING = tuple(status for status in FAILURES if status not in _RESUMING)
+_COMPUTING = tuple(status for status in _GENERATING if status != 502)  # asks no worker
 
 
 class ListOf(NamedTuple):
@@ -71,7 +77,7 @@ ROUTES = (
         "/v1/chat/completions",
         "Go on with a conversation",
         {200: ChatCompletion},
-        _GENERATING,
+        _RESUMABLE,
         (ChatRequest,),
         ChatCompletionChunk,
     ),
@@ -80,7 +86,7 @@ ROUTES = (
         "/v1/completions",
         "Go on with a text, or with token ids",
         {200: Completion},
-        _GENERATING,
+        _RESUMABLE,
         (CompletionRequest,),
         CompletionChunk,
     ),

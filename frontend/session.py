@@ -61,6 +61,7 @@ class Session:
                 deliver=self._deliver,
                 on_end=on_end,
                 broke=self._broke,
+                resumable=call.resumable is not None,
             )
             for index, (job, fold) in enumerate(call.jobs)
         ]
@@ -91,6 +92,12 @@ class Session:
             ApiError: A choice failed; the others were cancelled.
         """
         self._collected = [Collected() for _ in self._choices]
+        prior = self._call.prior
+        if prior is not None:
+            # Who did not stream has not seen the beginning of the message.
+            self._collected[0].texts.append(prior.text)
+            if prior.parsed is not None:
+                self._collected[0].parsed.append(prior.parsed)
         try:
             self._start()
             for choice in self._choices:
@@ -139,7 +146,9 @@ class Session:
                     raise end.error
             kind = EventStream if self._call.resumable is None else LivelyStream
             stream = kind(request, headers)
-            openings = [self._call.shape.opening(c.index) for c in self._choices]
+            openings: list[bytes] = []
+            if self._call.prior is None:
+                openings = [self._call.shape.opening(c.index) for c in self._choices]
             await stream.open(b"".join(openings))
             self._stream = stream
             try:
@@ -188,6 +197,11 @@ class Session:
                 await self._next_wake()
 
     def _start(self) -> None:
+        prior = self._call.prior
+        if prior is not None and prior.ended is not None:
+            [choice] = self._choices
+            choice.end_before(prior.ended.reason, prior.ended.stop_reason)
+            return
         for choice in self._choices:
             choice.generation.start()
 
@@ -275,15 +289,18 @@ class Session:
             self._metrics.succeeded(end.reason.value)
 
     def _usage(self) -> bytes:
-        num_completion = self.num_tokens
+        num_completion, prior = self.num_tokens, self._call.prior
         num_reasoning: int | None = None
         if self._call.counts_reasoning:
             num_reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+            if prior is not None:
+                num_reasoning = max(0, num_reasoning - prior.num_reasoning_tokens)
         return usage(
             self._call.num_prompt_tokens,
             num_completion,
             self._num_cached,
             num_reasoning,
+            None if prior is None else prior.num_tokens,
         )
 
     def _tail(self) -> bytes:

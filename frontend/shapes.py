@@ -148,6 +148,13 @@ class _Shape:
         """Return the event with the usage alone."""
         return self._usage_prefix + usage_json + b"}\n\n"
 
+    def go_on(self, token_ids: list[int]) -> None:
+        """Take note of earlier output, which this answer goes on behind."""
+        if self._shows_logprobs:  # their texts stand behind that output's
+            texts = self._texts(0)
+            for token_id in token_ids:
+                texts.next(token_id)
+
     def response(self, choices: list[Finished], usage_json: bytes) -> bytes:
         """Return the body of a response that is not streamed."""
         body = [self._head(self._object), b',"choices":[']

@@ -32,11 +32,15 @@ ANSWERS = {  # and the types of whole answers
     PATHS["CompletionRequest"]: "Completion",
     GENERATE: "Generated",
 }
-PARSED = {"reasoning", "tool_calls", "completion_tokens_details"}
+PARSED = {"reasoning_tokens", "reasoning", "tool_calls", "completion_tokens_details"}
 """Keys of answers that went through a parser: test_http_tools.py checks them."""
 
 # No engine without a model has any to show; and no weights change under these requests.
-NOT_SIMULATED = {"kv_transfer_params", "weight_versions"}
+NOT_SIMULATED = {
+    "kv_transfer_params",
+    "weight_versions",
+    "parent",  # needs a checkpoint: test_http_resume.py
+}
 TURNS: dict[str, Any] = {
     "required_prefix_token_ids": [5, 6, 2],
     "messages": [{"role": role, "content": role} for role in ("user", "assistant")],
@@ -101,6 +105,7 @@ def variants(path: str) -> list[dict[str, Any]]:
         *({"nvext": {"extra_fields": [selector]}} for selector in sorted(SELECTORS)),
         {"nvext": {"extra_fields": sorted(SELECTORS)}},
         {"nvext": {"resumable": True, "checkpoint": {"prompt": "ids"}}, "seed": 1},
+        {"nvext": {"resume_from": {"output_token_ids": [70]}}, "seed": 1},
         {"n": 2},
         {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2},
         {"stop": [chr(byte) for byte in range(97, 113)]},

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from support.resumable import PATHS, Stream, laws, text_of
+from support.resumable import PATHS, Stream, laws, text_of, texts_after_each_id
 from support.stack import MODEL_NAME, Stack, eventually, stack
 from tokenwire.frontend import answers, contract, resumable, session, sse
 from tokenwire.frontend.checkpoint import check_hashes, read_checkpoint
-from tokenwire.frontend.fold import Fold
-from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.protocol.messages import Role
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -47,13 +44,6 @@ async def slow(tiny_model: Path) -> AsyncIterator[Stack]:
 def ask(route: str, **fields: Any) -> Stream:
     """Return a stream that is to be read."""
     return Stream(PATHS[route], {**ASKS[route], **RESUMABLE, **fields})
-
-
-def texts_after_each_id(model: TextModel, ids: Sequence[int]) -> list[str]:
-    """Return the text after no id, after one, ...: folded by themselves, one by one."""
-    fold = Fold(model.detokenizer([], skip_special_tokens=True))
-    pieces = [fold.feed([token_id])[0] for token_id in ids]
-    return list(itertools.accumulate(pieces, initial=""))
 
 
 @pytest.mark.parametrize("tokens_per_step", ["1", "3", "7"])

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from support.stack import Event, Stack, eventually
+from tokenwire.frontend.checkpoint import ids_sha256
+from tokenwire.frontend.fold import Fold
+from tokenwire.frontend.tokenizer import TextModel
 
-__all__ = ["Stream", "laws"]
+__all__ = [
+    "PATHS",
+    "Stream",
+    "cut",
+    "laws",
+    "resumed",
+    "text_of",
+    "texts_after_each_id",
+]
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
@@ -120,6 +133,13 @@ def text_of(choice: dict[str, Any]) -> str:
     return str(choice["text"])
 
 
+def texts_after_each_id(model: TextModel, ids: Sequence[int]) -> list[str]:
+    """Return the text after no id, after one, ...: folded by themselves, one by one."""
+    fold = Fold(model.detokenizer([], skip_special_tokens=True))
+    pieces = [fold.feed([token_id])[0] for token_id in ids]
+    return list(itertools.accumulate(pieces, initial=""))
+
+
 def laws(stream: Stream, first_offset: int = 0) -> None:
     """Assert what holds for every resumable stream: numbers and offsets without a gap."""
     assert stream.status == 200
@@ -137,3 +157,21 @@ def laws(stream: Stream, first_offset: int = 0) -> None:
         assert nvext["token_offset"] == offset
         offset += len(nvext["completion_token_ids"])
         assert ("generation" in nvext) is (nvext["seq"] == 1)
+
+
+def cut(checkpoint: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """Return an unsigned checkpoint as it would have been after fewer ids."""
+    made: dict[str, Any] = json.loads(json.dumps(checkpoint))
+    state = made["state"]
+    ids = state["output"]["ids"][:num_tokens]
+    state["output"] = {"len": len(ids), "sha256": ids_sha256(ids), "ids": ids}
+    state["cumulative_logprob"] = None
+    state["rng"]["draws"] = min(state["rng"]["draws"], num_tokens)
+    return made
+
+
+def resumed(stream: Stream, **resume_from: Any) -> Stream:
+    """Return the request of *stream* again, to go on from somewhere."""
+    nvext = {**stream.body.get("nvext", {}), "resume_from": resume_from}
+    nvext.pop("resumable", None)
+    return Stream(stream.path, {**stream.body, "nvext": nvext}, stream.headers)

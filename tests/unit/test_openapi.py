@@ -113,7 +113,13 @@ def test_selectors_are_in_the_document() -> None:
     assert set(items["enum"]) == SELECTORS
     # What became of given turns is there with any of them; several versions with one.
     others = {"prefix", "weight_versions"}
-    others |= {"token_offset", "seq", "generation", "checkpoint"}  # if it is resumable
+    others |= {
+        "token_offset",
+        "seq",
+        "generation",
+        "checkpoint",
+        "resume",
+    }  # if it is resumable
     assert set(SCHEMAS["AnswerNvext"]["properties"]) == SELECTORS | others
 
 
