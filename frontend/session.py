@@ -282,7 +282,8 @@ class Session:
     def _count_end(self, choice: Choice, end: End) -> None:
         self._num_running -= 1
         if choice.index % self._call.choices_per_prompt == 0:
-            self._num_cached += end.num_cached_tokens  # each prompt counts once
+            # Each prompt counts once; of what is resumed, more than it may be cached.
+            self._num_cached += min(end.num_cached_tokens, end.num_prompt_tokens)
         if end.error is not None:
             self._error = end.error
         else:

@@ -6,7 +6,8 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,8 +17,11 @@ from support.resumable import PATHS, Stream, cut, laws, resumed, texts_after_eac
 from support.stack import SimWorker, Stack, stack
 from support.tiny_model import EOS
 from tokenwire.frontend import answers
+from tokenwire.frontend.calls import Call
+from tokenwire.frontend.intake import ticket_of
+from tokenwire.frontend.job import Job
 from tokenwire.frontend.router import Router
-from tokenwire.protocol.messages import Role
+from tokenwire.protocol.messages import Role, Sampling
 
 TOPOLOGIES = {"aggregated": (Role.AGGREGATED,), "pair": (Role.PREFILL, Role.DECODE)}
 OPTIONS = ("--step-ms", "0", "--output-draws")
@@ -80,6 +84,7 @@ async def test_from_anywhere_the_same_comes(served: Stack, route: str) -> None:
     assert num_tokens == 40
 
     ends: dict[int, str] = {}
+    found_cached = 0
     for k in range(num_tokens):
         made = await resumed(calm, checkpoint=cut(checkpoint, k)).run(served)
         laws(made, k)
@@ -97,9 +102,16 @@ async def test_from_anywhere_the_same_comes(served: Stack, route: str) -> None:
         assert (told["prefix_tokens"], told["downgrades"]) == (k, [])
         assert told["exactness"] == made.first["generation"]["exactness"] == "same_rng"
         assert told["cached_tokens"] + told["recomputed_tokens"] == num_prompt + k
+        assert told["recomputed_tokens"] > 0
+        cached = made.usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached == min(told["cached_tokens"], num_prompt)
+        found_cached = max(found_cached, told["cached_tokens"])
         assert made.usage["prompt_tokens"] == num_prompt
         assert made.usage["completion_tokens"] == num_tokens - k
         assert made.usage["completion_tokens_details"] == {"resumed_prefix_tokens": k}
+    assert (
+        found_cached >= 16
+    )  # blocks of earlier resumes, the prefill worker's in a pair
     before = texts_after_each_id(served.model, calm.token_ids)
     assert {before[k] + rest for k, rest in ends.items()} == {calm.text}
 
@@ -155,6 +167,33 @@ async def test_ids_alone_are_enough(served: Stack) -> None:
         laws(made, 17)
         assert made.token_ids == calm.token_ids[17:]
         assert "parent" not in made.first["generation"]
+
+
+async def test_the_prompt_is_not_echoed_again(one: Stack) -> None:
+    """It was, at first; nor is it in a whole answer."""
+    calm = await ask("completions", echo=True, logprobs=None).run(one)
+    again = resumed(calm, checkpoint=cut(calm.last["checkpoint"], 0))
+    made = await again.run(one)
+    reply = await one.post(again.path, {**again.body, "stream_options": None})
+
+    assert calm.text == "hello" + made.text
+    assert reply.json["choices"][0]["text"] == made.text
+
+
+async def test_an_eos_that_is_ignored_ends_nothing(one: Stack) -> None:
+    """The output goes on behind it, as it would have."""
+    ignoring = ask("completions", ignore_eos=True, logprobs=None)
+    made = await resumed(ignoring, output_token_ids=[67, EOS]).run(one)
+
+    assert len(made.token_ids) == 38
+
+
+def test_earlier_output_counts_in_the_queue() -> None:
+    """It has to be computed like a prompt, and leaves so much less to generate."""
+    job = Job([1, 2, 3], Sampling(max_tokens=10), output_token_ids=[4, 5])
+    ticket = ticket_of(b"t", cast("Call", SimpleNamespace(jobs=[(job, None)])))
+
+    assert (ticket.num_prompt_tokens, ticket.max_tokens) == (5, 8)
 
 
 async def test_it_can_be_resumed_again(one: Stack) -> None:
