@@ -118,9 +118,11 @@ async def test_draws_are_from_what_was_asked_for(capturing: Capturing) -> None:
     ]
     body = {"model": NAME, "prompt": prompt_of(40), "max_tokens": 24}
     ids = {"ignore_eos": True, "nvext": {"extra_fields": ["completion_token_ids"]}}
-    answers = await asyncio.gather(
-        *(capturing.post({**body, **ids, **one}) for one in asked * 2)
+    answers = [await capturing.post({**body, **ids, **one}) for one in asked]
+    answers += await asyncio.gather(
+        *(capturing.post({**body, **ids, **one}) for one in asked)
     )
+    assert [status for status, _ in answers] == [200] * len(answers)
     outputs = [answer["nvext"]["completion_token_ids"] for _, answer in answers]
     assert outputs == [outputs[0]] * len(outputs)
     for _, answer in answers:
