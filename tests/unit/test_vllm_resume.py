@@ -157,10 +157,13 @@ def test_what_is_in_the_way_is_said_and_nothing_is_changed(
 
 
 @pytest.mark.usefixtures("_names")
-def test_states_that_are_kept_are_not_speculated() -> None:
-    """Their layer goes by the name of a speculative method, and drafts nothing."""
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_states_that_are_kept_are_speculated_by_runner_v1(*, is_v2: bool) -> None:
+    """Their layer goes by the name of a speculative method; V1 draws by that."""
     kept = SimpleNamespace(method="extract_hidden_states")
-    assert use_resume(vllm(), config(speculative_config=kept), Role.PREFILL) == ""
+    made = config(speculative_config=kept, use_v2_model_runner=is_v2)
+    why = use_resume(vllm(), made, Role.PREFILL)
+    assert ("speculative" in why) is not is_v2
 
 
 @pytest.mark.usefixtures("_names")

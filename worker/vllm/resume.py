@@ -10,8 +10,8 @@ by the scheduler, as of a preempted request, and draws by seed and position.
 
 All of it stands on names that vLLM does not promise. So it is done with versions that
 were read, where the names are there and nothing else is in their place, and an engine
-shows at its start that it does it well (``trial``). Run with vLLM 0.32 and runner V1 on a
-CPU; runner V2 and GPUs are read, not run.
+shows at its start that it does it well (``trial``). Run with vLLM 0.32 on a CPU: runner
+V1, and runner V2 in Triton's interpreter. Not run: GPUs.
 """
 
 from __future__ import annotations
@@ -146,12 +146,16 @@ def _obstacle(vllm: Vllm, config: Any, role: Role) -> str:
         return f"it was not tried with vLLM {vllm.version}"
     if config.scheduler_config.scheduler_cls is not None:
         return "another scheduler is asked for (--scheduler-cls)"
+    is_v1 = not config.use_v2_model_runner
     speculative = config.speculative_config
-    if speculative is not None and speculative.method != "extract_hidden_states":
+    if speculative is not None and (
+        is_v1 or speculative.method != "extract_hidden_states"
+    ):
+        # Runner V1 draws by it all tokens but the first, also where it drafts nothing:
+        # an engine that keeps hidden states would go on with other draws (seen).
         return "speculative decoding draws by another rule"
     if config.model_config.is_encoder_decoder:
         return "an encoder's input is no part of it"
-    is_v1 = not config.use_v2_model_runner
     expected = CPU_WORKER_CLASS if vllm.is_cpu else _STOCK_GPU_WORKER_CLASS
     if is_v1 and config.parallel_config.worker_cls != expected:
         return f"another worker class is in use ({config.parallel_config.worker_cls})"
