@@ -282,7 +282,7 @@ async def _call(
                 cache_salt=cache_salt,
                 prompt_only=prompt_only,
                 migratable=nvext.migratable is not False,
-                exactness=(nvext.exactness or "").replace("best_effort", ""),
+                exactness=nvext.least_exactness,
                 reasoning=reasoning,
                 session_id=request.session_id,
                 capture=selection.kv_transfer_params,

@@ -7,6 +7,7 @@ import enum
 import logging
 from collections.abc import Callable
 
+from tokenwire.protocol.captures import saved_path
 from tokenwire.protocol.codec import decode_from_worker
 from tokenwire.protocol.errors import (
     Incompatible,
@@ -442,8 +443,8 @@ class Link(Peer):
         """Free what a leg leaves behind that was given up before."""
         if end.handover is not None:
             self._take_orphan(OrphanedKV(end.request_id, end.handover))
-        path = (end.kv_transfer_params or {}).get("hidden_states_path")
-        if isinstance(path, str):
+        path = saved_path(end.kv_transfer_params)
+        if path is not None:
             self.discard(path)
 
     def _take_orphan(self, orphan: OrphanedKV) -> None:

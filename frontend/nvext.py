@@ -85,6 +85,12 @@ class Nvext(msgspec.Struct):
     resume_from: ResumeFrom | None = None
 
     @property
+    def least_exactness(self) -> str:
+        """How exactly output must go on, see ``Card``; empty: as may be."""
+        asked = self.exactness or ""
+        return "" if asked == "best_effort" else asked
+
+    @property
     def is_resumable(self) -> bool:
         """Whether the answer is to be one that can be resumed."""
         asks = self.resumable is not None and self.resumable is not False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from tokenwire.protocol.captures import saved_path
 from tokenwire.protocol.messages import (
     BY_PAUSE,
     Finished,
@@ -31,8 +32,7 @@ class Saved:
     @property
     def path(self) -> str | None:
         """Where it is, if that is a file."""
-        path = self.kv_transfer_params.get("hidden_states_path")
-        return path if isinstance(path, str) else None
+        return saved_path(self.kv_transfer_params)
 
     def told(self) -> None:
         """Let it be the client's: it has heard of it."""

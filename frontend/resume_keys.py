@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.keys import KeyFileError, key_lines
 
 from .checkpoint import Checkpoint, Integrity, canonical_json
 from .resume_errors import checkpoint_forbidden
@@ -179,10 +179,7 @@ def _read(path: str) -> dict[str, _Key]:
         msg = f"{path} is above {MAX_FILE_BYTES} bytes: it is no file of keys"
         raise KeyFileError(msg)
     keys: dict[str, _Key] = {}
-    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
+    for number, text in key_lines(data):
         secret = _secret(text)
         if secret is None:
             # Without the line itself: it may be a key with a typing error.

@@ -91,7 +91,7 @@ def pinned(
     if had is not None:
         seed = within("seed", had)
         return msgspec.structs.replace(sampling, seed=seed), "frontend"
-    wanted = nvext is not None and nvext.exactness not in (None, "best_effort")
+    wanted = nvext is not None and bool(nvext.least_exactness)
     if sampling.temperature == 0 or not wanted or not pool.offers("same_rng"):
         return sampling, None
     seed = secrets.randbits(SEED_BITS)

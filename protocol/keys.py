@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ __all__ = [
     "KeyFiles",
     "KeyList",
     "abbreviated",
+    "key_lines",
     "read_secret_key",
     "stays_here",
 ]
@@ -155,6 +157,14 @@ def stays_here(endpoint: str) -> bool:
         return False  # a name: it may be anybody's
 
 
+def key_lines(data: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a key file with their numbers; no empty ones, no comments."""
+    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            yield number, text
+
+
 def _read_keys(path: str) -> list[Key]:
     try:
         with Path(path).open("rb") as file:
@@ -164,12 +174,8 @@ def _read_keys(path: str) -> list[Key]:
     if len(data) > MAX_KEY_FILE_BYTES:
         msg = f"{path} is above {MAX_KEY_FILE_BYTES} bytes: it is no key file"
         raise KeyFileError(msg)
-    lines = data.decode(errors="replace").splitlines()
     keys: list[Key] = []
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
+    for number, text in key_lines(data):
         z85, _, note = text.partition(" ")
         if not _is_key(z85):
             # Without the line itself: it may be a secret key with a typing error.

@@ -385,8 +385,7 @@ class Service:
         for end in finished:
             request = requests.get(end.request_id)
             if request is None or request.ended_by is EndedBy.OLD_KV:
-                path = (end.kv_transfer_params or {}).get("hidden_states_path")
-                self._untold.undelivered(path)
+                self._untold.undelivered(end)
             if request is not None:
                 self._answer(request, request.end(end))
             elif end.handover is not None:

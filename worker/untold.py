@@ -14,8 +14,10 @@ No I/O and no clock in here; *now* is the worker's clock, in s.
 
 from __future__ import annotations
 
+from tokenwire.protocol.captures import saved_path
 from tokenwire.protocol.messages import CAPTURE_TOLD, Finished
 from tokenwire.worker.captures import Captures
+from tokenwire.worker.engine import EngineFinished
 
 from .frontends import Frontend
 
@@ -46,11 +48,11 @@ class Untold:
 
     def given(self, frontend: Frontend, end: Finished, now: float) -> None:
         """Keep the file that *end* tells *frontend* of, if any."""
-        path = (end.kv_transfer_params or {}).get("hidden_states_path")
+        path = saved_path(end.kv_transfer_params)
         if (
             self._captures is not None
             and CAPTURE_TOLD in frontend.hello.capabilities
-            and isinstance(path, str)
+            and path is not None
             and self._captures.has(path)
         ):
             self._since[frontend.identity, path] = now
@@ -67,10 +69,10 @@ class Untold:
         if self._captures is not None:
             self._captures.discard(path)
 
-    def undelivered(self, path: object) -> None:
-        """Have a file deleted whose frontend was lost before it heard of it."""
+    def undelivered(self, end: EngineFinished) -> None:
+        """Have the file of *end* deleted: its frontend will not hear of it."""
         if self._captures is not None:
-            self._captures.discard(path)
+            self._captures.discard(saved_path(end.kv_transfer_params))
 
     def lost(self, frontend: Frontend) -> None:
         """Keep nothing for *frontend* any more."""
