@@ -25,6 +25,7 @@ from tokenwire.protocol.messages import (
     Leg,
     Role,
     Sampling,
+    StructuredOutput,
 )
 from tokenwire.worker.engine import EngineFinished, EngineLoad
 
@@ -35,6 +36,7 @@ pytestmark = [
 ]
 
 GREEDY = Sampling(max_tokens=REFERENCE_TOKENS, temperature=0.0)
+DIGITS = StructuredOutput("regex", "[0-9 ]{60}")
 FREE_S = 15.0
 """Half of the lease that would also free the blocks of a request that died. It takes a
 step of the engine or two, which two traced cores may need seconds for."""
@@ -49,19 +51,31 @@ class Pair:
     nixl_port: int  # of the prefill engine
 
     async def first_leg(
-        self, token_ids: list[int], sampling: Sampling = GREEDY
+        self, token_ids: list[int], sampling: Sampling = GREEDY, num_prior: int = 0
     ) -> tuple[EngineFinished, JsonObject]:
         """Run a prefill leg; return its end and its hand-over."""
-        end = await self.prefill.submit(token_ids, sampling, Leg.PREFILL).end()
+        end = await self.prefill.submit(
+            token_ids, sampling, Leg.PREFILL, num_prior=num_prior
+        ).end()
         assert end.error == ""
         assert end.handover is not None
         return end, end.handover
 
     def second_leg(
-        self, token_ids: list[int], handover: JsonObject, sampling: Sampling = GREEDY
+        self,
+        token_ids: list[int],
+        handover: JsonObject,
+        sampling: Sampling = GREEDY,
+        num_prior: int = 0,
     ) -> Stream:
         """Submit the decode leg."""
-        return self.decode.submit(token_ids, sampling, Leg.DECODE, handover=handover)
+        return self.decode.submit(
+            token_ids,
+            sampling,
+            Leg.DECODE,
+            handover=handover,
+            num_prior=num_prior,
+        )
 
     async def both_idle(self) -> None:
         """Wait until neither engine holds anything."""
@@ -120,6 +134,37 @@ async def test_seed_gives_the_ids_of_a_full_run(pair: Pair) -> None:
     full = pair.prefill.submit(tokens, sampling)
     await full.end()
     assert handed.token_ids == full.token_ids
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["counts", "draws anew"])
+async def test_a_handed_over_output_goes_on(pair: Pair, *, counts: bool) -> None:
+    """Behind what there was of it, with the ids of a run that was never cut.
+
+    Its prefill leg may know what the output is, or take it for a prompt.
+    """
+    tokens = prompt(120)
+    sampling = Sampling(
+        max_tokens=24,
+        temperature=0.8,
+        seed=5,
+        frequency_penalty=0.7,
+        structured_output=DIGITS,
+    )
+    whole = pair.decode.submit(tokens, sampling)
+    await whole.end()
+    for cut in (1, 8, 23):  # the second is a whole block with the prompt
+        so_far = tokens + whole.token_ids[:cut]
+        if counts:
+            end, handover = await pair.first_leg(so_far, sampling, cut)
+            first = pair.prefill.streams[end.request_id].token_ids
+            assert first == whole.token_ids[cut : cut + 1]
+        else:
+            _, handover = await pair.first_leg(so_far)
+        stream = pair.second_leg(so_far, handover, sampling, cut)
+        end = await stream.end()
+        assert stream.token_ids == whole.token_ids[cut:]
+        assert end.prompt_token_ids == tokens
+    await pair.both_idle()
 
 
 async def test_min_tokens_is_lowered_on_the_prefill_leg_only(pair: Pair) -> None:

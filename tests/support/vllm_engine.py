@@ -170,7 +170,11 @@ class EngineProcess:
 
     @classmethod
     async def start(
-        cls, role: Role, *arguments: str, nixl_port: int | None = None
+        cls,
+        role: Role,
+        *arguments: str,
+        nixl_port: int | None = None,
+        model: Path = MODEL,
     ) -> EngineProcess:
         """Start an engine and wait until it serves.
 
@@ -178,6 +182,7 @@ class EngineProcess:
             role: What it is for.
             arguments: Of vLLM.
             nixl_port: Where peers shake hands with it; None: a free port.
+            model: A folder.
         """
         self = cls()
         began = time.monotonic()
@@ -204,6 +209,7 @@ class EngineProcess:
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(sys.path),
+                    "TOKENWIRE_DEMO_MODEL": str(model),
                     **(
                         {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(nixl_port)}
                         if nixl_port
@@ -231,6 +237,8 @@ class EngineProcess:
         *,
         handover: JsonObject | None = None,
         cache_salt: str | None = None,
+        num_prior: int = 0,
+        reasoning_ended: bool | None = None,
     ) -> Stream:
         """Submit a request under a new id."""
         self._num += 1
@@ -243,6 +251,8 @@ class EngineProcess:
             leg,
             handover=handover,
             cache_salt=cache_salt,
+            num_prior=num_prior,
+            reasoning_ended=reasoning_ended,
         )
         _write(self._writer, "submit", request)
         return stream
