@@ -22,6 +22,7 @@ from tokenwire.protocol.limits import (
 from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE_TOLD,
+    JOURNAL,
     METRICS,
     ORPHANED_KV,
     Admin,
@@ -35,10 +36,13 @@ from tokenwire.protocol.messages import (
     Finished,
     FromWorker,
     JsonObject,
+    LetGo,
     Load,
     MetricsText,
     OrphanedKV,
     Ping,
+    Recall,
+    Recalled,
     Refused,
     ReleaseKV,
     ScrapeMetrics,
@@ -55,6 +59,7 @@ from .errands import Errands
 from .keyring import LOOPBACK_ONLY, Keyring
 from .opened import OpenRequests
 from .peer import Peer
+from .recalls import Recalls, TakeRecalled
 from .reply import Reply
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S
 from .vigil import Vigil
@@ -131,6 +136,7 @@ class Link(Peer):
         self._on_status = on_status
         self._on_orphan = on_orphan
         self._errands = Errands()
+        self._recalls = Recalls()
         self._open = OpenRequests()
         self._take_metrics: Callable[[str], None] | None = None
         self._watchers: dict[Callable[[str], None], None] = {}
@@ -253,6 +259,31 @@ class Link(Peer):
             text = f"it is not connected ({self.state.value})"
             self._errands.end(message.request_id, text, "lost")
         return future
+
+    def recall(self, message: Recall, take: TakeRecalled) -> bool:
+        """Ask what is kept of a generation; return whether that was sent.
+
+        Args:
+            message: The question.
+            take: Called with the answer, once, also if the worker is lost; what it
+                returns hears what the generation brings from then on.
+        """
+        if self.state is not LinkState.READY or not self.can(JOURNAL):
+            return False
+        self._recalls.add(message.request_id, take)
+        if self._channel.send(message):
+            return True
+        self._recalls.forget(message.request_id)
+        return False
+
+    def forget_recall(self, request_id: str) -> None:
+        """Wait for the answer to a question no longer."""
+        self._recalls.forget(request_id)
+
+    def let_go(self, request_id: str) -> None:
+        """Have a request end here, and its generation go on; the end still comes."""
+        if request_id in self._open:
+            self._channel.send(LetGo(request_id))
 
     @property
     def reads_any(self) -> bool:
@@ -406,6 +437,11 @@ class Link(Peer):
                 self._take_status(message)
             case AdminDone():
                 self._errands.done(message)
+            case Recalled():
+                reply = self._recalls.answered(message)
+                if reply is not None:
+                    num_tokens = message.num_new_tokens
+                    self._open.follow(message.request_id, reply, num_tokens)
             case OrphanedKV():
                 self._take_orphan(message)
             case MetricsText():
@@ -522,6 +558,7 @@ class Link(Peer):
         text = f"worker {worker_id} was lost: {reason}"
         self._open.lose_all(text)
         self._errands.lose_all(text)
+        self._recalls.lose_all()
         self._vigil.ended()
         watchers, self._watchers = self._watchers, {}
         for lost in watchers:

@@ -75,6 +75,11 @@ class OpenRequests:
         self._open[message.request_id] = _Open(reply, num_tokens, message.handover)
         self.num_prompt_tokens += num_tokens
 
+    def follow(self, request_id: str, reply: Reply, num_tokens: int) -> None:
+        """Add a request that runs already and has brought *num_tokens* ids."""
+        entry = self._open[request_id] = _Open(reply, 0, None)
+        entry.exchange.num_tokens = num_tokens
+
     def forget(self, request_id: str) -> None:
         """Drop a request; its reply hears nothing."""
         self.num_prompt_tokens -= self._open.pop(request_id).num_prompt_tokens

@@ -14,6 +14,7 @@ from .limits import (
     MAX_CONTROL_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_METRICS_BYTES,
+    MAX_OWNER_BYTES,
     MAX_REQUEST_ID_CHARS,
 )
 from .messages import (
@@ -25,10 +26,14 @@ from .messages import (
     Finished,
     FromFrontend,
     FromWorker,
+    Keep,
+    LetGo,
     Load,
     Logprobs,
     MetricsText,
     OrphanedKV,
+    Recall,
+    Recalled,
     ReleaseKV,
     Settled,
     Status,
@@ -90,8 +95,14 @@ def decode_from_frontend(data: bytes | memoryview) -> FromFrontend:
         _check_id(message.request_id)
         _check_ids(message.token_ids, "$.token_ids")
         _check_counts(message, ("capture_tokens",), "$")
-    elif isinstance(message, Cancel | ReleaseKV | Settled):
+        if message.keep is not None:
+            _check_keep(message.keep)
+    elif isinstance(message, Cancel | ReleaseKV | Settled | LetGo):
         _check_id(message.request_id)
+    elif isinstance(message, Recall):
+        _check_id(message.request_id)
+        _check_id(message.generation_id, "$.generation_id")
+        _check_owner(message.owner, "$.owner")
     elif isinstance(message, Admin):
         _check_id(message.request_id)
         if not 0 <= message.timeout_s < math.inf:
@@ -120,6 +131,8 @@ def decode_from_worker(data: bytes | memoryview) -> FromWorker:
             _check_finished(end, f"$.finished[{position}]")
     elif isinstance(message, OrphanedKV | AdminDone):
         _check_id(message.request_id)
+    elif isinstance(message, Recalled):
+        _check_recalled(message)
     elif isinstance(message, Status):
         _check_counts(message, ("update", "sleep_level", "cache_epoch"), "$")
         if len(message.adapters) > MAX_ADAPTERS:
@@ -146,7 +159,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
 
 
 def _check_size(message: FromFrontend | FromWorker, size: int) -> None:
-    carries = isinstance(message, Submit | ReleaseKV | OrphanedKV | Batch)
+    carries = isinstance(message, Submit | ReleaseKV | OrphanedKV | Batch | Recalled)
     limit = MAX_MESSAGE_BYTES if carries else MAX_CONTROL_BYTES
     if isinstance(message, MetricsText):
         limit = MAX_METRICS_BYTES
@@ -155,10 +168,36 @@ def _check_size(message: FromFrontend | FromWorker, size: int) -> None:
         raise MessageTooLarge(msg)
 
 
-def _check_id(request_id: str) -> None:
+def _check_id(request_id: str, path: str = "$.request_id") -> None:
     if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
-        msg = f"$.request_id: {len(request_id)} characters, 1..{MAX_REQUEST_ID_CHARS}"
+        msg = f"{path}: {len(request_id)} characters, 1..{MAX_REQUEST_ID_CHARS}"
         raise MalformedMessage(msg)
+
+
+def _check_owner(owner: bytes, path: str) -> None:
+    if len(owner) > MAX_OWNER_BYTES:
+        msg = f"{path}: {len(owner)} bytes, the limit is {MAX_OWNER_BYTES}"
+        raise MalformedMessage(msg)
+
+
+def _check_keep(keep: Keep) -> None:
+    _check_id(keep.generation_id, "$.keep.generation_id")
+    _check_owner(keep.owner, "$.keep.owner")
+    if not 0 < keep.ttl_s < math.inf or keep.epoch < 0:
+        msg = f"$.keep: ttl_s {keep.ttl_s}, epoch {keep.epoch}"
+        raise MalformedMessage(msg)
+    if keep.logprobs is not None:
+        _check_rows(keep.logprobs, "$.keep.logprobs")
+
+
+def _check_recalled(message: Recalled) -> None:
+    _check_id(message.request_id)
+    _check_ids(message.token_ids, "$.token_ids")
+    _check_counts(message, ("epoch", "num_new_tokens", "num_cached_tokens"), "$")
+    if message.logprobs is not None:
+        _check_rows(message.logprobs, "$.logprobs")
+    if message.finished is not None:
+        _check_finished(message.finished, "$.finished")
 
 
 def _check_ids(packed: bytes, path: str) -> None:
@@ -187,6 +226,12 @@ def _check_logprobs(item: Logprobs, num_rows: int, path: str) -> None:
         raise MalformedMessage(msg)
 
 
+def _check_rows(item: Logprobs, path: str) -> None:
+    """Refuse records that are no whole number of rows."""
+    num_rows = len(item.token_ids) // (TOKEN_BYTES * max(1, item.width))
+    _check_logprobs(item, num_rows, path)
+
+
 _END_COUNTS = ("num_output_tokens", "num_prompt_tokens", "num_cached_tokens")
 _CARD_COUNTS = (
     "max_model_len",
@@ -207,7 +252,9 @@ _LOAD_COUNTS = (
 
 
 def _check_counts(
-    item: Submit | Card | Load | Status | Finished, fields: tuple[str, ...], path: str
+    item: Submit | Card | Load | Status | Finished | Recalled,
+    fields: tuple[str, ...],
+    path: str,
 ) -> None:
     for field in fields:
         if getattr(item, field) < 0:
@@ -220,7 +267,4 @@ def _check_finished(item: Finished, path: str) -> None:
     if item.prompt_token_ids is not None:
         _check_ids(item.prompt_token_ids, f"{path}.prompt_token_ids")
     if item.prompt_logprobs is not None:
-        num_rows = len(item.prompt_logprobs.token_ids) // (
-            TOKEN_BYTES * max(1, item.prompt_logprobs.width)
-        )
-        _check_logprobs(item.prompt_logprobs, num_rows, f"{path}.prompt_logprobs")
+        _check_rows(item.prompt_logprobs, f"{path}.prompt_logprobs")

@@ -12,6 +12,7 @@ __all__ = [
     "MAX_ERROR_CHARS",
     "MAX_MESSAGE_BYTES",
     "MAX_METRICS_BYTES",
+    "MAX_OWNER_BYTES",
     "MAX_REQUEST_ID_CHARS",
     "MAX_VERSION_CHARS",
     "SEND_QUEUE_MESSAGES",
@@ -37,6 +38,9 @@ MAX_ADAPTERS = 256
 
 MAX_ADAPTER_NAME_CHARS = 128
 """A hub id has at most 96, and a trainer's run has its step in the name."""
+
+MAX_OWNER_BYTES = 64
+"""Of whom a kept generation is: a hash."""
 
 MAX_VERSION_CHARS = 256
 """Of a weight version: a folder's name has at most 255 bytes."""

@@ -24,9 +24,12 @@ __all__ = [
     "ADMIN",
     "AGAIN",
     "BY_PAUSE",
+    "CANCELLED",
     "CAPTURE",
     "CAPTURE_TOLD",
+    "GOES_ON",
     "GRAMMAR_REJECTS_PREFIX",
+    "JOURNAL",
     "METRICS",
     "ORPHANED_KV",
     "PROTOCOL_VERSION",
@@ -47,12 +50,16 @@ __all__ = [
     "FromWorker",
     "Hello",
     "JsonObject",
+    "Keep",
     "Leg",
+    "LetGo",
     "Load",
     "Logprobs",
     "MetricsText",
     "OrphanedKV",
     "Ping",
+    "Recall",
+    "Recalled",
     "Refused",
     "ReleaseKV",
     "Role",
@@ -103,6 +110,18 @@ had (``Submit.num_prior``) is none that its structured output could have begun w
 AGAIN = "again"
 """``Finished.stop_reason`` with ERROR: an Admin has ended it before it brought a token,
 and its worker takes it when it is sent again. An older frontend sends it elsewhere."""
+
+JOURNAL = "journal"
+"""In Card: keeps what it generates where a Submit asks for it (``Keep``), and takes
+Recall and LetGo."""
+
+CANCELLED = "cancelled"
+"""``Finished.stop_reason`` with ABORT: a client has cancelled the generation, maybe
+through another frontend. It does not go on elsewhere."""
+
+GOES_ON = "goes_on"
+"""``Finished.stop_reason`` with ABORT: only this request has ended. Its frontend let go
+of it, or somebody else follows its generation now, which goes on."""
 
 Seq = int | msgspec.UnsetType
 """1, 2, ... on its link and in its direction; an older peer sends none."""
@@ -205,6 +224,33 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     structured_output: StructuredOutput | None = None
 
 
+class Logprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log probabilities of some tokens: *width* candidates each, the sampled first."""
+
+    width: int
+    token_ids: bytes  # (num_new_tokens * width,) packed u32
+    logprobs: bytes  # (num_new_tokens * width,) packed f32
+    ranks: bytes  # (num_new_tokens * width,) packed u32, 1-based
+
+
+class Keep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Have a sequence's ids kept by its worker, so that any frontend can tell them again.
+
+    They are kept from the first on, each before it is sent.
+    """
+
+    generation_id: str  # a frontend's word, unique; never a client's
+    owner: bytes  # only who brings the same is told of it
+    context: bytes  # opaque to the worker: what a frontend needs to tell it again
+    ttl_s: float  # for how long behind its end, and while nobody follows it
+    outlives: bool = False  # it goes on while nobody follows it
+    epoch: int = (
+        0  # counts the generation's Submits: the largest is the one that counts
+    )
+    # Of the last ids of Submit.token_ids that are output: what they were sent with.
+    logprobs: Logprobs | None = None
+
+
 class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     """Run one sequence. Answered by Tokens (any number) and one Finished."""
 
@@ -233,6 +279,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     # request's (its original max_tokens and min_tokens, not what is left of them), and
     # the answers count the new ids alone. Only to workers with ``Card.exactness``.
     num_prior: int = 0
+    keep: Keep | None = None  # only to workers with the capability ``JOURNAL``
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
@@ -242,6 +289,34 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
     """
 
     request_id: str
+    seq: Seq = msgspec.UNSET
+
+
+class LetGo(msgspec.Struct, tag="let_go", frozen=True):
+    """Nobody follows a request any more, and its generation goes on (``Keep.outlives``).
+
+    Answered by its Finished, ABORT with ``GOES_ON``, unless it has ended. Only to workers
+    with the capability ``JOURNAL``.
+    """
+
+    request_id: str
+    seq: Seq = msgspec.UNSET
+
+
+class Recall(msgspec.Struct, tag="recall", frozen=True, omit_defaults=True):
+    """Say what is kept of a generation. Answered by exactly one Recalled.
+
+    ``action``, an open word: ``look``, what it is; ``read``, with its ids; ``follow``,
+    with its ids, and if it runs, those that come are this request's from now on, and so
+    is its Finished (who followed it before is told ``GOES_ON``); ``cancel``, end it, what
+    it has stays kept; ``delete``, end and forget it. Only to workers with the capability
+    ``JOURNAL``.
+    """
+
+    request_id: str  # of the call, and of what comes of it
+    generation_id: str
+    owner: bytes
+    action: str
     seq: Seq = msgspec.UNSET
 
 
@@ -337,6 +412,8 @@ FromFrontend = (
     | Bye
     | ScrapeMetrics
     | Admin
+    | LetGo
+    | Recall
 )
 
 
@@ -379,15 +456,6 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
     """This Hello is not accepted; *reason* is one sentence for the operator."""
 
     reason: str
-
-
-class Logprobs(msgspec.Struct, array_like=True, frozen=True):
-    """Log probabilities of some tokens: *width* candidates each, the sampled first."""
-
-    width: int
-    token_ids: bytes  # (num_new_tokens * width,) packed u32
-    logprobs: bytes  # (num_new_tokens * width,) packed f32
-    ranks: bytes  # (num_new_tokens * width,) packed u32, 1-based
 
 
 class Tokens(msgspec.Struct, array_like=True, frozen=True):
@@ -481,6 +549,28 @@ class AdminDone(msgspec.Struct, tag="admin_done", frozen=True, omit_defaults=Tru
     seq: Seq = msgspec.UNSET
 
 
+class Recalled(msgspec.Struct, tag="recalled", frozen=True, omit_defaults=True):
+    """The one answer to a Recall: the generation as it was when that was read."""
+
+    request_id: str
+    # "unknown", also if it is another's; "running"; "ended"; "lost": it was kept here, and
+    # had to make room, or nobody asked for it in time. "invalid": another action.
+    state: str
+    epoch: int = 0
+    is_followed: bool = False  # by a frontend, before this Recall
+    outlives: bool = False
+    # From here on by ``read`` and ``follow`` alone.
+    context: bytes = b""  # of the Keep
+    token_ids: bytes = b""  # (num_tokens,) packed: Submit's, then the new ones
+    num_new_tokens: int = 0  # of these, that came by Tokens; the next one's index
+    logprobs: Logprobs | None = None  # of the last tokens; Keep's, then the new ones
+    num_cached_tokens: int = 0  # of Submit's ids, as its first Tokens said
+    # (index among the new tokens, version), ascending, where the weights changed
+    weight_versions: list[tuple[int, str]] = []
+    finished: Finished | None = None  # as its last request's; with "ended"
+    seq: Seq = msgspec.UNSET
+
+
 class EngineDead(msgspec.Struct, tag="engine_dead", frozen=True):
     """The engine died; Finished of every open request precedes it. The worker exits."""
 
@@ -517,4 +607,5 @@ FromWorker = (
     | MetricsText
     | Status
     | AdminDone
+    | Recalled
 )

@@ -29,10 +29,13 @@ from .messages import (
     EngineDead,
     FromFrontend,
     FromWorker,
+    LetGo,
     Load,
     MetricsText,
     OrphanedKV,
     Ping,
+    Recall,
+    Recalled,
     ReleaseKV,
     ScrapeMetrics,
     Settled,
@@ -54,8 +57,12 @@ _FromFrontend = (
     | Bye
     | ScrapeMetrics
     | Admin
+    | LetGo
+    | Recall
 )
-_FromWorker = Batch | Load | OrphanedKV | EngineDead | MetricsText | Status | AdminDone
+_FromWorker = (
+    Batch | Load | OrphanedKV | EngineDead | MetricsText | Status | AdminDone | Recalled
+)
 Numbered = _FromFrontend | _FromWorker
 """All but Hello, Card and Refused."""
 

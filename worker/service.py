@@ -33,9 +33,12 @@ from tokenwire.protocol.messages import (
     FromFrontend,
     Hello,
     Leg,
+    LetGo,
     Load,
     MetricsText,
     Ping,
+    Recall,
+    Recalled,
     Refused,
     ReleaseKV,
     ScrapeMetrics,
@@ -139,7 +142,7 @@ class Service:
         match message:
             case Submit():
                 self._submit(frontend, message)
-            case Cancel():
+            case Cancel() | LetGo():
                 request = frontend.requests.get(message.request_id)
                 if request is not None:
                     self._cancel(request)
@@ -156,6 +159,9 @@ class Service:
                 self._untold.told(frontend, message.hidden_states_path)
             case Admin():
                 self._administration.begin(message, partial(self._admin_done, frontend))
+            case Recall():
+                answer = Recalled(message.request_id, "unknown")
+                self._delivery.send(frontend, answer)
             case Ping():
                 pass  # it has been heard
             case Bye():
