@@ -100,8 +100,7 @@ class Session:
                 self._collected[0].parsed.append(prior.parsed)
         try:
             self._start()
-            for choice in self._choices:
-                choice.release()
+            self._released()  # at most an end has come yet
             while self._num_running and self._error is None:
                 await self._next_wake()
             wholes = [one.whole() for one in self._collected]
@@ -174,7 +173,8 @@ class Session:
             for choice in self._choices:
                 if choice.plain and self._call.is_plain:
                     choice.deliver_plain = self._deliver_plain
-                choice.release()
+            if not self._released():
+                self._slow = True
             await self._rest_sent(stream, write_timeout_s)
         except OSError:  # its client is gone, or reads nothing
             raise
@@ -185,9 +185,10 @@ class Session:
         while True:
             if self._slow:
                 await stream.drained(write_timeout_s)
+                await asyncio.sleep(0)  # others' turn: draining may not have waited
                 self._slow = False
-                for choice in self._choices:
-                    choice.release()
+                if not self._released():
+                    self._slow = True
                 kept, self._kept = self._kept, {}
                 for index, collected in kept.items():
                     self._deliver(self._choices[index], collected.whole())
@@ -233,7 +234,7 @@ class Session:
             return
         if self._error is not None:
             return
-        if self._slow and choice.parses:
+        if self._slow and choice.parses_ahead:
             # One delta comes of all that waits for the client.
             self._kept.setdefault(choice.index, Collected()).add(delta)
             return
@@ -262,15 +263,21 @@ class Session:
         if data and not stream.send(data):
             self._hold()
 
+    def _released(self) -> bool:
+        """Deliver what was held; return whether that was all of it."""
+        left = [choice for choice in self._choices if not choice.release()]
+        return not left
+
     def _hold(self) -> None:
         """Stop sending until the client has read.
 
         Choices with a parser go on, and what they say is kept: parsing a long backlog
-        at once, at up to 0.3 ms a token, would stall every other stream.
+        at once, at up to 0.3 ms a token, would stall every other stream. Resumable ones
+        need not: theirs leaves in slices.
         """
         self._slow = True
         for choice in self._choices:
-            if not choice.parses:
+            if not choice.parses_ahead:
                 choice.hold()
         self._wake.set()
 

@@ -57,7 +57,7 @@ def folded(served: Stack, stream: Stream) -> list[View]:
     parts: list[MessagePart] = []
     found: list[View] = [("", "", ())]
     for token_id in stream.token_ids:
-        fold.feed([token_id])
+        fold.feed([token_id], stopped=token_id in served.model.end_ids)
         parts.append(fold.take())
         made = merged(parts)
         calls = tuple((call.name or "", call.arguments) for call in made.tool_calls)
@@ -97,7 +97,7 @@ async def test_a_view_follows_from_the_ids_alone(serve: Start, form: Format) -> 
                 laws(stream)
                 expected, found = folded(served, stream), views(stream)
                 finished.add((case.name, found.pop(-1), stream.finish_reason))
-                assert found == {number: expected[number] for number in found}
+                assert found == dict(enumerate(expected))  # after each of them
 
     assert len(finished) == len(form.cases)  # the same in each batching
 
