@@ -17,6 +17,7 @@ from .errors import bad_request
 from .fold import Fold
 from .frame import Frame, Shape
 from .job import Job, Reasoning
+from .kept import MAX_BODY_BYTES, Context, Known
 from .nvext import SELECTOR, Nvext, Selection, root_or_nvext, select
 from .parsing import ParsingFold
 from .planning import plan_output, template_kwargs, tools_shown
@@ -47,6 +48,8 @@ from .stop import StopStrings
 from .tokenizer import TextModel
 from .turns import given_by_fields
 
+NOTHING = Known()
+
 __all__ = ["Call", "chat_call", "completion_call", "numbered"]
 
 
@@ -72,6 +75,20 @@ class Call:
         """Whether chunks say nothing but text and ids."""
         return not self.continuous_usage and self.resumable is None
 
+    def keep(self, route: str, body: bytes, owner: bytes) -> None:
+        """Have what can be followed kept by its workers, with its request.
+
+        Args:
+            route: The request's.
+            body: The same.
+            owner: Whose it is.
+        """
+        resumable = self.resumable
+        if resumable is None or not self.stream or len(body) > MAX_BODY_BYTES:
+            return
+        keeping = resumable.keeping(route, body, owner)
+        self.jobs = [(replace(job, keeping=keeping), fold) for job, fold in self.jobs]
+
     def of_session(self, session_id: str) -> None:
         """Take what a header says, unless the body has said it."""
         self.jobs = [
@@ -86,6 +103,7 @@ async def chat_call(
     pool: Pool,
     policy: Policy,
     client: Client = ANYONE,
+    known: Known = NOTHING,
 ) -> Call:
     """Return the call of a chat request.
 
@@ -95,8 +113,10 @@ async def chat_call(
     request = parsed.request
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=1)
-    check_resumable(request.nvext)
-    resume = await read_resume(request.nvext, policy, client.authorization, model)
+    keeps = pool.keeps or known.context is not None
+    check_resumable(request.nvext, streams=bool(request.stream), keeps=keeps)
+    key = client.authorization
+    resume = await read_resume(request.nvext, policy, key, model, known)
     num_top = within("top_logprobs", request.top_logprobs or 0)
     if num_top and not request.logprobs:
         msg = "top_logprobs needs logprobs: true"
@@ -113,6 +133,7 @@ async def chat_call(
         policy,
         client,
         resume,
+        known.context,
         selection,
         prompts=[prompt],
         max_tokens=max_tokens,
@@ -130,6 +151,7 @@ async def completion_call(
     pool: Pool,
     policy: Policy,
     client: Client = ANYONE,
+    known: Known = NOTHING,
 ) -> Call:
     """Return the call of a completion request.
 
@@ -176,8 +198,14 @@ async def completion_call(
     if prompt_only and (request.min_tokens or 0) > 0:
         msg = f"min_tokens={request.min_tokens} is above max_tokens=0"
         raise bad_request(msg, "min_tokens")
-    check_resumable(request.nvext, prompt_only=prompt_only)
-    resume = await read_resume(request.nvext, policy, client.authorization, model)
+    check_resumable(
+        request.nvext,
+        streams=bool(request.stream),
+        keeps=pool.keeps or known.context is not None,
+        prompt_only=prompt_only,
+    )
+    key = client.authorization
+    resume = await read_resume(request.nvext, policy, key, model, known)
     return await _call(
         request,
         model,
@@ -185,6 +213,7 @@ async def completion_call(
         policy,
         client,
         resume,
+        known.context,
         selection,
         prompts=encoded,
         max_tokens=max_tokens,
@@ -229,6 +258,7 @@ async def _call(
     policy: Policy,
     client: Client,
     resume: Resume | None,
+    context: Context | None,
     selection: Selection,
     *,
     prompts: list[Prompt],
@@ -245,7 +275,9 @@ async def _call(
         raise pool.no_worker()
     strings = stop_strings(request.stop)
     nvext = request.nvext or Nvext()
-    response_id = prefix + secrets.token_hex(12)
+    response_id, created = prefix + secrets.token_hex(12), int(time.time())
+    if context is not None:
+        response_id, created = context.response_id, context.created
     root = root_id(resume) or response_id  # what ids of tool calls derive from
     jobs: list[tuple[Job, Fold]] = []
     if selection.prompt_logprobs and prompt_logprobs is None:
@@ -266,7 +298,7 @@ async def _call(
             prompt_logprobs=prompt_logprobs,
         )
         if nvext.is_resumable:
-            sampling, seed_source = pinned(sampling, nvext, pool, resume)
+            sampling, seed_source = pinned(sampling, nvext, pool, resume, context)
         reasoning = Reasoning()
         if plan is not None:
             sampling = msgspec.structs.replace(
@@ -292,7 +324,6 @@ async def _call(
             fold = _fold(request, model, job, strings, plan, (root, len(jobs)))
             jobs.append((job, fold))
     options = request.stream_options or StreamOptions()
-    created = int(time.time())
     resumable = None
     if nvext.is_resumable:
         terms = Terms(
@@ -304,7 +335,15 @@ async def _call(
             pool.weights.adapters.get(lora, 0),
         )
         resumable = begin(
-            terms, pool, strings, response_id, created, seed_source, client, resume
+            terms,
+            pool,
+            strings,
+            response_id,
+            created,
+            seed_source,
+            client,
+            resume,
+            context,
         )
     frame = Frame(
         response_id,

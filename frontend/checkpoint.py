@@ -40,6 +40,7 @@ __all__ = [
     "Prompt",
     "Rng",
     "SamplingParams",
+    "SeedSource",
     "State",
     "canonical_json",
     "check_hashes",
@@ -63,6 +64,7 @@ Name = Annotated[str, msgspec.Meta(max_length=1_024)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 UnixSeconds = Annotated[int, msgspec.Meta(ge=0)]
+SeedSource = Literal["request", "frontend"]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,7 +178,7 @@ class Rng(_Part, frozen=True, kw_only=True):
 
     kind: Literal["greedy", "seeded", "unseeded"]
     seed: int | None = None
-    seed_source: Literal["request", "frontend"] | None = None
+    seed_source: SeedSource | None = None
     draws: Count  # made so far: one a token, none where greedy
 
 

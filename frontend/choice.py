@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tokenwire.protocol.messages import FinishReason, Logprobs
-from tokenwire.protocol.tokens import TOKEN_BYTES
+from tokenwire.protocol.messages import FinishReason, Logprobs, Recalled
 
 from .fold import Fold
 from .generation import Generation
 from .job import End, Job
+from .kept import History
+from .legs import Leg
+from .link import Link
 from .message import MessagePart, merged
 from .metrics import Metrics
 from .pool import Pool
+from .rows import joined, rows
 
 __all__ = ["Choice", "Collected", "Delta"]
 
@@ -59,7 +62,7 @@ class Collected:
         return Delta(
             "".join(self.texts),
             self.token_ids,
-            _joined(self.logprobs),
+            joined(self.logprobs),
             self.end,
             merged(self.parsed) if self.parsed else None,
         )
@@ -80,6 +83,7 @@ class Choice:
         "_feed_one",
         "_fold",
         "_held",
+        "_is_followed",
         "_last_at",
         "_logprobs",
         "_metrics",
@@ -129,6 +133,7 @@ class Choice:
         self._token_ids: list[int] = []
         self._logprobs: list[Logprobs] = []
         self._end: End | None = None
+        self._is_followed = False  # another frontend had begun it
 
     def tokens(
         self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
@@ -182,6 +187,32 @@ class Choice:
             end.reason, end.stop_reason = reason, stop_reason
             self.ended(end)
 
+    def follow(self, link: Link, kept: Recalled, history: History) -> Leg | None:
+        """Go on with what a worker keeps, and hold it; in place of ``generation.start``.
+
+        Args:
+            link: That worker's.
+            kept: What it has.
+            history: What others had brought before.
+
+        Returns:
+            Who hears what comes; None: it has ended.
+        """
+        leg = self.generation.follow(link, kept, history)
+        self._token_ids = self.generation.new_token_ids
+        self._logprobs = [] if kept.logprobs is None else [kept.logprobs]
+        self._end = self.generation.kept_end()
+        self._is_followed = True
+        self._last_at = self._clock()
+        return leg
+
+    def held(self, num_tokens: int) -> tuple[list[int], Logprobs | None]:
+        """Return the first ids that are held, and their logprobs."""
+        logprobs = joined(self._logprobs)
+        if logprobs is not None:
+            logprobs = rows(logprobs, 0, num_tokens)
+        return self._token_ids[:num_tokens], logprobs
+
     @property
     def plain(self) -> bool:
         """Whether tokens always become text as they are: ``deliver_plain`` may be set."""
@@ -217,7 +248,7 @@ class Choice:
             return True
         self._held = False
         token_ids, self._token_ids = self._token_ids, []
-        logprobs, self._logprobs = _joined(self._logprobs), []
+        logprobs, self._logprobs = joined(self._logprobs), []
         end, self._end = self._end, None
         if token_ids or end is not None:
             self._emit(token_ids, logprobs, end)
@@ -247,12 +278,12 @@ class Choice:
                 self._held = True
                 self._token_ids = token_ids[number:]
                 if logprobs is not None:
-                    self._logprobs = [_rows(logprobs, number, len(token_ids))]
+                    self._logprobs = [rows(logprobs, number, len(token_ids))]
                 self._end = end
                 return
             is_last = number + 1 == len(token_ids)
             text, _ = fold.feed((token_id,), stopped=is_stopped and is_last)
-            row = logprobs and _rows(logprobs, number, number + 1)
+            row = logprobs and rows(logprobs, number, number + 1)
             self.num_tokens += 1
             self._deliver(self, Delta(text, [token_id], row, None, fold.take()))
             if fold.matched is not None:
@@ -282,7 +313,7 @@ class Choice:
         if self._fold.matched is not None:
             if used < len(token_ids):
                 token_ids = token_ids[:used]
-                logprobs = logprobs and _rows(logprobs, 0, used)
+                logprobs = logprobs and rows(logprobs, 0, used)
             end = end if end is not None and end.error is None else None
             end = end or self.generation.stop_here()
         elif end is not None:
@@ -302,7 +333,9 @@ class Choice:
         if matched is not None:
             end.reason, end.stop_reason = FinishReason.STOP, matched
         end.cut(self.num_tokens)
-        self._metrics.e2e_request_latency.observe(self._clock() - self.started_at)
+        if not self._is_followed:  # it did not begin here
+            latency_s = self._clock() - self.started_at
+            self._metrics.e2e_request_latency.observe(latency_s)
         end.called_tools = end.reason is FinishReason.STOP and self._fold.called_tools
         parsed = self._fold.take()
         self._deliver(self, Delta(text, token_ids, logprobs, end, parsed))
@@ -310,27 +343,3 @@ class Choice:
 
 NOTHING = Delta("", [], None, None)
 """Delivered while a choice is held: something waits in it."""
-
-
-def _rows(logprobs: Logprobs, start: int, stop: int) -> Logprobs:
-    """Return the records of some of the tokens."""
-    size = logprobs.width * TOKEN_BYTES
-    part = slice(start * size, stop * size)
-    return Logprobs(
-        logprobs.width,
-        logprobs.token_ids[part],
-        logprobs.logprobs[part],
-        logprobs.ranks[part],
-    )
-
-
-def _joined(parts: list[Logprobs]) -> Logprobs | None:
-    """Return the records of consecutive tokens as one; None if there are none."""
-    if not parts:
-        return None
-    return Logprobs(
-        parts[0].width,
-        b"".join(part.token_ids for part in parts),
-        b"".join(part.logprobs for part in parts),
-        b"".join(part.ranks for part in parts),
-    )

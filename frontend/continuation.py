@@ -15,9 +15,9 @@ from collections.abc import Callable
 import msgspec
 
 from tokenwire.protocol.messages import Logprobs, Sampling
-from tokenwire.protocol.tokens import TOKEN_BYTES
 
 from .job import Job
+from .rows import rows
 
 __all__ = [
     "draws_again",
@@ -120,12 +120,4 @@ def prompt_rows(logprobs: Logprobs | None, num_prompt_tokens: int) -> Logprobs |
     """
     if logprobs is None:
         return None
-    size = (num_prompt_tokens - 1) * logprobs.width * TOKEN_BYTES
-    if len(logprobs.token_ids) <= size:
-        return logprobs
-    return Logprobs(
-        logprobs.width,
-        logprobs.token_ids[:size],
-        logprobs.logprobs[:size],
-        logprobs.ranks[:size],
-    )
+    return rows(logprobs, 0, num_prompt_tokens - 1)

@@ -25,11 +25,17 @@ import time
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
     BY_PAUSE,
+    CANCELLED,
+    GOES_ON,
+    JOURNAL,
     ErrorKind,
     Finished,
     FinishReason,
     JsonObject,
+    Keep,
     Leg,
+    Logprobs,
+    Recalled,
     Role,
     Tokens,
 )
@@ -39,14 +45,17 @@ from . import legs
 from .continuation import draws_again, drifts, is_plain, meets, needed, obstacle
 from .errors import ApiError, from_worker
 from .handover import Handover
-from .job import End, Job, Sink
+from .job import End, Job, Nobody, Sink
+from .kept import History
 from .link import Link
 from .metrics import Metrics
 from .patience import Patience
 from .pool import Pool
 from .prefixes import Chain
 from .record import Record, discard
+from .resume_errors import ended_elsewhere
 from .router import Needs, Route
+from .rows import joined
 from .submission import counts, submission
 
 __all__ = ["Generation"]
@@ -107,6 +116,11 @@ class Generation:
         self._handover = Handover(self._read_overdue)
         self._decoding = False  # this leg has brought a token of the output
         self._stopped = False  # at a stop string; the worker's end is awaited
+        # For who keeps it, see ``kept``:
+        self._num_submits = 0  # to those who do
+        self._logprobs: list[Logprobs] = []  # of the output, where they are asked for
+        self._is_left = False  # its client is gone, and it goes on
+        self._kept_end: Finished | None = None  # that another frontend had waited for
 
     @property
     def num_tokens(self) -> int:
@@ -117,6 +131,11 @@ class Generation:
     def _num_new(self) -> int:
         """Ids that this generation has brought."""
         return self.num_tokens - len(self._job.output_token_ids)
+
+    @property
+    def new_token_ids(self) -> list[int]:
+        """The same ids."""
+        return unpack_ids(bytes(self._output))[len(self._job.output_token_ids) :]
 
     @property
     def peer(self) -> Link | None:
@@ -180,11 +199,72 @@ class Generation:
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
 
+    def leave(self) -> None:
+        """Let the sequence go on without its client, who has left.
+
+        Its worker goes on with it and keeps it, so nothing of it stays here. Where that
+        worker is yet to be found, it is the first that can; one that cannot is not used.
+        """
+        if self._sink is None:
+            self.told()  # whoever asks for it again is told the end
+            return
+        leg = self._leg
+        is_kept = isinstance(leg, legs.OutputLeg) and leg.link.can(JOURNAL)
+        if leg is not None and is_kept:
+            self._leg = self._sink = None
+            self._patience.end()
+            self._handover.end()
+            self._record.told()
+            self._metrics.let_go()
+            leg.link.let_go(leg.request_id)
+        elif isinstance(leg, legs.OutputLeg):
+            self.cancel()
+        else:
+            self._is_left = True
+            self._sink = Nobody()
+
+    def follow(self, link: Link, kept: Recalled, history: History) -> legs.Leg | None:
+        """Go on with what *link*'s worker keeps, in place of ``start``.
+
+        Args:
+            link: Of the worker.
+            kept: All that it has; its request id is that of what will come.
+            history: What others had brought before.
+
+        Returns:
+            Who hears what comes; None: it has ended, see ``kept_end``.
+        """
+        num_prompt_bytes = len(self._job.prompt_token_ids) * TOKEN_BYTES
+        self._output = bytearray(kept.token_ids[num_prompt_bytes:])
+        self._record.restore(history, link, kept)
+        self._num_submits = kept.epoch
+        self._decoding = bool(kept.num_new_tokens)
+        if kept.logprobs is not None:
+            self._logprobs = [kept.logprobs]
+        if kept.finished is not None:
+            self._sink, self._kept_end = None, kept.finished
+            return None
+        self._leg = legs.OutputLeg(self, link, kept.request_id)
+        return self._leg
+
+    def kept_end(self) -> End | None:
+        """Return the end of what is followed, if it had one."""
+        finished = self._kept_end
+        if finished is None:
+            return None
+        if _is_good(finished):
+            return self._record.good_end(finished, self.peer)
+        end = self._record.end(FinishReason.ERROR)
+        end.error = ended_elsewhere(finished)
+        return end
+
     def stop_here(self) -> End | None:
         """End the sequence from this side, at a stop string; returns its end.
 
         None: the sink hears it, with what the worker alone knows (``cached_tokens``).
         """
+        if self._kept_end is not None:  # then, too, a stop string had ended it
+            return self._record.good_end(self._kept_end, self.peer)
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
             if self._record.prefill_end is None:
@@ -246,7 +326,8 @@ class Generation:
         decode = legs.OutputLeg(self, link)
         try:
             self._submit(decode, Leg.DECODE, self._packed(), end.handover, leg.update)
-            self._handover.begin(leg.link)
+            if self._sink is not None:
+                self._handover.begin(leg.link)
         except ConnectionError as error:
             self._release(leg, end)
             self.leg_failed(decode, ErrorKind.ENGINE, str(error))
@@ -260,6 +341,8 @@ class Generation:
         if leg.link.weight_version != self._record.weight_version:
             self._note_weights(leg)
         self._output += item.token_ids
+        if self._job.keeping is not None and item.logprobs is not None:
+            self._logprobs.append(item.logprobs)
         if not self._decoding:
             is_handed_over = self._record.prefill_end is not None
             self._first_of_leg(item.num_cached_tokens, handed_over=is_handed_over)
@@ -285,6 +368,9 @@ class Generation:
             sink.ended(self._record.good_end(end, leg.link))
         elif sink is None and end.reason is not FinishReason.ERROR:
             discard(leg.link, end)
+        elif end.stop_reason in (CANCELLED, GOES_ON):
+            error = ended_elsewhere(end)
+            self._fail(ErrorKind.INVALID, error.message, error)
         elif end.reason is FinishReason.ABORT:
             text = f"worker {leg.link.worker_id} aborted the request"
             self.leg_failed(leg, ErrorKind.ENGINE, text)
@@ -455,6 +541,7 @@ class Generation:
             captures=self._wants_capture
             and kind is not Leg.DECODE
             and leg.link.captures,
+            keep=self._keep(leg.link, kind),
         )
         try:
             leg.link.submit(message, leg)
@@ -462,6 +549,20 @@ class Generation:
             raise ApiError(413, str(error), param="prompt") from error
         self._leg = leg
         self._decoding = False
+        if self._is_left and kind is not Leg.PREFILL:
+            if message.keep is None:
+                self.cancel()
+            else:
+                self.leave()
+
+    def _keep(self, link: Link, kind: Leg) -> Keep | None:
+        """Return how *link*'s worker is to keep what it brings, if it is."""
+        keeping = self._job.keeping
+        if keeping is None or kind is Leg.PREFILL or not link.can(JOURNAL):
+            return None
+        self._num_submits += 1
+        logprobs = joined(self._logprobs)
+        return keeping.keep(self._num_submits, self._record.history, logprobs)
 
     def _needs(self) -> Needs:
         """Return what its next worker must be able to do."""

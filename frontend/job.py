@@ -8,8 +8,9 @@ from typing import Protocol
 from tokenwire.protocol.messages import FinishReason, JsonObject, Logprobs, Sampling
 
 from .errors import ApiError
+from .kept import Keeping
 
-__all__ = ["End", "Job", "Reasoning", "Sink"]
+__all__ = ["End", "Job", "Nobody", "Reasoning", "Sink"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,6 +39,7 @@ class Job:
     lora: str = ""  # name of the adapter; empty: the model itself
     output_token_ids: list[int] = field(default_factory=list[int])
     """What it has had before: it goes on behind them, (num_output_tokens,)."""
+    keeping: Keeping | None = None  # how its worker is to keep what it brings
 
     @property
     def repeatable(self) -> bool:
@@ -104,3 +106,15 @@ class Sink(Protocol):
 
     def ended(self, end: End) -> None:
         """Take an end that came alone."""
+
+
+class Nobody:
+    """The sink of a sequence that goes on without a client."""
+
+    def tokens(
+        self, token_ids: list[int], logprobs: Logprobs | None, end: End | None
+    ) -> None:
+        """Take new ids, and forget them."""
+
+    def ended(self, end: End) -> None:
+        """Take an end, and forget it."""

@@ -44,13 +44,15 @@ class Leg(ABC):
 
     __slots__ = ("again", "error", "link", "owner", "request_id", "update")
 
-    def __init__(self, owner: Owner, link: Link, kind: str) -> None:
+    def __init__(
+        self, owner: Owner, link: Link, kind: str, request_id: str = ""
+    ) -> None:
         self.owner = owner
         self.link = link
         self.update: int | None = None  # that its weights were of when it was sent
         self.again = False  # it failed, but not for want of its worker
         self.error: ApiError | None = None  # what its failure is to be told as
-        self.request_id = f"{owner.request_id}{kind}{owner.attempt}"
+        self.request_id = request_id or f"{owner.request_id}{kind}{owner.attempt}"
 
     @abstractmethod
     def tokens(self, item: Tokens, end: Finished | None) -> None:
@@ -102,8 +104,8 @@ class OutputLeg(Leg):
 
     __slots__ = ()
 
-    def __init__(self, owner: Owner, link: Link) -> None:
-        super().__init__(owner, link, "d")
+    def __init__(self, owner: Owner, link: Link, request_id: str = "") -> None:
+        super().__init__(owner, link, "d", request_id)
 
     def tokens(self, item: Tokens, end: Finished | None) -> None:
         """Pass tokens on."""

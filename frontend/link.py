@@ -280,6 +280,10 @@ class Link(Peer):
         """Wait for the answer to a question no longer."""
         self._recalls.forget(request_id)
 
+    def disown(self, request_id: str) -> None:
+        """Let go of what a question has brought here too late for who had asked it."""
+        self._channel.send(LetGo(request_id))
+
     def let_go(self, request_id: str) -> None:
         """Have a request end here, and its generation go on; the end still comes."""
         if request_id in self._open:

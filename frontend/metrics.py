@@ -165,6 +165,12 @@ class Metrics:
             "reason",
             "priority",
         )
+        self._let_go = self._counter(
+            "tokenwire_requests_let_go", "Requests that go on without their client."
+        )
+        self._replays = self._counter(
+            "tokenwire_replays", "Generations told again, running or ended.", "state"
+        )
         self._cancelled = self._counter(
             "tokenwire_requests_cancelled", "Requests whose client left."
         )
@@ -250,6 +256,14 @@ class Metrics:
     def cancelled(self) -> None:
         """Count an output that nobody waits for any more."""
         self._cancelled.inc()
+
+    def let_go(self) -> None:
+        """Count an output that goes on at its worker without its client."""
+        self._let_go.inc()
+
+    def replayed(self, state: str) -> None:
+        """Count a generation that is told again: running or ended."""
+        self._replays.labels(state).inc()
 
     def released(self) -> None:
         """Count a hand-over that no decode leg will read."""

@@ -60,9 +60,11 @@ class CheckpointOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResumeFrom(msgspec.Struct, forbid_unknown_fields=True):
-    """``nvext.resume_from``: a checkpoint, or the output alone."""
+    """``nvext.resume_from``: a checkpoint, what is kept of a generation, or the output."""
 
     checkpoint: dict[str, Any] | None = None  # see ``checkpoint``
+    generation_id: str | None = None  # of one that a worker keeps
+    seq: int | None = None  # of its last event that the client has; default: all
     output_token_ids: list[int] | None = None  # (num_output_tokens,)
     # With these, to be sure:
     prompt_token_ids: list[int] | None = None  # (num_prompt_tokens,)

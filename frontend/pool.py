@@ -14,7 +14,14 @@ import msgspec
 from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card, check_layers
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
-from tokenwire.protocol.messages import Card, JsonObject, OrphanedKV, ReleaseKV, Role
+from tokenwire.protocol.messages import (
+    JOURNAL,
+    Card,
+    JsonObject,
+    OrphanedKV,
+    ReleaseKV,
+    Role,
+)
 
 from .continuation import meets
 from .dealer import open_context
@@ -191,6 +198,12 @@ class Pool:
             if link.state is LinkState.READY and link.card is not None
         ]
         return min(lengths, default=None)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a worker of outputs keeps what it generates."""
+        roles = (Role.AGGREGATED, Role.DECODE)
+        return any(link.can(JOURNAL) for role in roles for link in self.usable(role))
 
     def check_adapter(self, lora: str) -> None:
         """Refuse an adapter that nobody has.

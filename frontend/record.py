@@ -11,11 +11,13 @@ from tokenwire.protocol.messages import (
     Finished,
     FinishReason,
     JsonObject,
+    Recalled,
 )
-from tokenwire.protocol.tokens import unpack_ids
+from tokenwire.protocol.tokens import TOKEN_BYTES, unpack_ids
 
 from .continuation import prompt_rows
 from .job import End, Job
+from .kept import History
 from .link import Link
 from .router import Route
 
@@ -62,12 +64,14 @@ class Record:
         "_first_token_at",
         "_handover_at",
         "_job",
+        "_kept_params",
         "_num_cached_tokens",
         "_origin",
         "_started_at",
         "_weight_versions",
         "moved",
         "prefill_end",
+        "prefill_worker_id",
         "route",
         "saved",
         "weight_version",
@@ -77,6 +81,9 @@ class Record:
         self._job = job
         self._origin: Finished | None = None  # of the prompt alone
         self._num_cached_tokens = 0  # where the output began
+        self._kept_params: JsonObject | None = (
+            None  # of what is no longer ours to delete
+        )
         self._started_at = time.monotonic()
         self._handover_at = 0.0
         self._first_token_at: float | None = None
@@ -86,6 +93,7 @@ class Record:
         self.prefill_end: Finished | None = None  # whose KV the decode leg reads
         self.saved: Saved | None = None  # until its client is told, or has left
         self.moved = False  # the output has gone on at another worker
+        self.prefill_worker_id = ""  # of what another frontend had
 
     @property
     def num_cached_tokens(self) -> int:
@@ -107,6 +115,7 @@ class Record:
         saved, self.saved = self.saved, None
         if saved is not None:
             saved.told()
+            self._kept_params = saved.kv_transfer_params
 
     def discard(self) -> None:
         """Have deleted what was saved, unless the client has been told of it."""
@@ -130,6 +139,56 @@ class Record:
         self.weight_version = weight_version
         if weight_version is not None:
             self._weight_versions.append((first_index, weight_version))
+
+    @property
+    def history(self) -> History:
+        """What is known before the next leg brings anything."""
+        return History(
+            num_cached_tokens=(
+                None if self._first_token_at is None else self._num_cached_tokens
+            ),
+            origin=self._origin,
+            saved=(
+                self._kept_params
+                if self.saved is None
+                else self.saved.kv_transfer_params
+            ),
+            moved=self.moved,
+            prefill_worker_id=self._prefill_worker_id,
+            weight_versions=list(self._weight_versions),
+        )
+
+    def restore(self, history: History, link: Link, kept: Recalled) -> None:
+        """Take what another frontend knew, and what the worker has brought since.
+
+        Args:
+            history: As it was when the worker was asked.
+            link: That worker's.
+            kept: What it has brought.
+        """
+        self.route = Route(link)
+        self.prefill_worker_id = history.prefill_worker_id
+        self._origin = history.origin
+        self.moved = history.moved
+        self._kept_params = history.saved
+        if history.num_cached_tokens is not None:
+            self.first_token(history.num_cached_tokens, handed_over=False)
+        elif kept.num_new_tokens:
+            self.first_token(kept.num_cached_tokens, handed_over=False)
+        num_tokens = len(kept.token_ids) // TOKEN_BYTES
+        num_earlier = len(self._job.prompt_token_ids) + len(self._job.output_token_ids)
+        first = num_tokens - kept.num_new_tokens - num_earlier
+        since = [(first + index, version) for index, version in kept.weight_versions]
+        for index, version in [*history.weight_versions, *since]:
+            if version != self.weight_version:
+                self.weights(index, version)
+
+    @property
+    def _prefill_worker_id(self) -> str:
+        route = self.route
+        if route is not None and route.prefill is not None:
+            return route.prefill.worker_id
+        return self.prefill_worker_id
 
     def good_end(self, finished: Finished | None, link: Link | None = None) -> End:
         """Return the end of an output that a worker, or a stop string, completed.
@@ -160,6 +219,8 @@ class Record:
             end.prompt_token_ids = self._job.prompt_token_ids  # no worker said it
         if self.saved is not None and end.kv_transfer_params is None:
             end.kv_transfer_params = self.saved.kv_transfer_params
+        if end.kv_transfer_params is None:
+            end.kv_transfer_params = self._kept_params
         return end
 
     def end(self, reason: FinishReason) -> End:
@@ -170,8 +231,9 @@ class Record:
         if self._first_token_at is not None:
             end.timing["ttft_ms"] = 1e3 * (self._first_token_at - self._started_at)
         if self.route is not None:
-            if self.route.prefill is not None:
-                end.worker_ids["prefill_worker_id"] = self.route.prefill.worker_id
+            prefill_worker_id = self._prefill_worker_id
+            if prefill_worker_id:
+                end.worker_ids["prefill_worker_id"] = prefill_worker_id
             decode = self.route.decode
             end.worker_ids["decode_worker_id"] = decode.worker_id
             end.weight_version = self.weight_version or decode.weight_version

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tokenwire.protocol.messages import Logprobs
 from tokenwire.protocol.tokens import pack_ids
@@ -26,18 +26,24 @@ from .checkpoint import (
     Prompt,
     Rng,
     SamplingParams,
+    SeedSource,
     State,
     ids_sha256,
     json_sha256,
 )
 from .contract import Terms, environment_of, on_worker, promise
 from .errors import ApiError
+from .kept import FORM, Context, Keeping
 from .logprobs import sampled_logprobs
-from .nvext import CheckpointOptions
+from .nvext import CheckpointOptions, ResumableOptions
 from .peer import Peer
 from .resume import Resume
 
 __all__ = ["RETRY_MS", "Origin", "Resumable", "Source"]
+
+KEPT_S = 600.0
+"""For how long workers keep a generation unless its client says otherwise: longer than a
+frontend's restart, and a person's patience."""
 
 RETRY_MS = 2_000
 """When an EventSource is to come back: a worker's death is noticed and made up for in
@@ -45,6 +51,9 @@ less, a frontend's restart is not."""
 
 INTERRUPTED = {502: "worker_lost", 503: "worker_lost", 504: "deadline"}
 """Why a generation ended early, by the error's status; what else fails would again."""
+
+INTERRUPTIONS = {"draining", "cancelled", "taken_over"}
+"""The same by the error's code, where that says it."""
 
 
 class Source(Protocol):
@@ -70,7 +79,7 @@ class Origin:
     created: int  # Unix seconds
     expires: int
     parent: str | None = None  # what it resumes; None: nothing, or nobody has said
-    seed_source: Literal["request", "frontend"] | None = None
+    seed_source: SeedSource | None = None
     cumulative_logprob: float | None = 0.0  # of the earlier output; None: not known
 
 
@@ -103,6 +112,9 @@ class Resumable:
         self._options = options
         self._sign = sign
         self._resume = resume
+        self.told_seq = 0
+        """Of the last event that its client has from another answer: none up to it is
+        sent."""
         self._seq = 0  # of the last event
         self._contract: Contract | None = None  # hashed once
         self._prompt: Prompt | None = None
@@ -118,15 +130,69 @@ class Resumable:
         """Those of its answer."""
         return {"X-Generation-Id": self.origin.id}
 
+    @property
+    def num_events(self) -> int:
+        """How many there have been."""
+        return self._seq
+
+    @property
+    def outlives(self) -> bool:
+        """Whether it goes on when its client is gone."""
+        options = self._options_of_life
+        return options is not None and options.on_disconnect == "continue"
+
+    def keeping(self, route: str, body: bytes, owner: bytes) -> Keeping:
+        """Return how workers are to keep it.
+
+        Args:
+            route: Of its request.
+            body: The same.
+            owner: Whose it is.
+        """
+        job, origin, options = self._terms.job, self.origin, self._options_of_life
+        nvext = self._terms.request.nvext
+        given = nvext.resume_from if nvext is not None else None
+        resumed = None
+        if self._resume is not None and given is not None and given.generation_id:
+            resumed = self._resume.checkpoint
+        ttl_s = options.ttl_s if options is not None else None
+        return Keeping(
+            owner,
+            ttl_s or KEPT_S,
+            self.outlives,
+            Context(
+                FORM,
+                route,
+                body,
+                origin.id,
+                origin.created,
+                origin.expires,
+                job.sampling.max_tokens,
+                len(job.prompt_token_ids),
+                len(job.output_token_ids),
+                job.sampling.seed,
+                origin.seed_source,
+                resumed,
+            ),
+        )
+
+    @property
+    def _options_of_life(self) -> ResumableOptions | None:
+        nvext = self._terms.request.nvext
+        given = nvext.resumable if nvext is not None else None
+        return given if isinstance(given, ResumableOptions) else None
+
     # --- events ----------------------------------------------------------------------
 
     def event(self, data: bytes) -> bytes:
-        """Return an event with its number, the next one.
+        """Return an event with its number, the next one; empty if its client has it.
 
         ``retry:`` stands in the first: alone it would be an event without data, which
         OpenAI's client cannot read.
         """
         self._seq += 1
+        if self._seq <= self.told_seq:
+            return b""
         retry = b"retry: %d\n" % RETRY_MS if self._seq == 1 else b""
         return b"%sid: %s:%d\n%s" % (retry, self.origin.id.encode(), self._seq, data)
 
@@ -144,7 +210,8 @@ class Resumable:
         nvext["seq"] = self._seq + 1
         if is_last or len(self._token_ids) >= self._due_at:
             self._due_at = self._next_due()
-            nvext["checkpoint"] = self.checkpoint(self._seq + 1)
+            if self._seq >= self.told_seq:
+                nvext["checkpoint"] = self.checkpoint(self._seq + 1)
         return nvext
 
     def whole(
@@ -160,10 +227,10 @@ class Resumable:
         None: *error* is the request's doing, or a bug; it would come again.
         """
         reason = INTERRUPTED.get(error.status)
+        if error.code in INTERRUPTIONS:
+            reason = error.code
         if reason is None:
             return None
-        if error.code == "draining":
-            reason = "draining"
         retry_after_s = float(error.headers.get("Retry-After", "1"))
         return ApiError(
             error.status,

@@ -33,6 +33,7 @@ from .contract import (
     promise,
 )
 from .job import Job
+from .kept import Known
 from .nvext import Nvext
 from .peer import Peer
 from .policy import Policy
@@ -196,7 +197,11 @@ def candidates(pool: Pool, lora: str) -> list[Peer]:
 
 
 async def read_resume(
-    nvext: Nvext | None, policy: Policy, authorization: str | None, model: TextModel
+    nvext: Nvext | None,
+    policy: Policy,
+    authorization: str | None,
+    model: TextModel,
+    known: Known,
 ) -> Resume | None:
     """Return what a request goes on from; None: it begins.
 
@@ -205,6 +210,8 @@ async def read_resume(
         policy: Has the keys: which checkpoints are believed.
         authorization: The header of the request.
         model: Has the threads, where long ones are read.
+        known: The checkpoint of a generation that it names; and whether all of it was
+            accepted before.
 
     Raises:
         ApiError: 400, it makes no sense; 403, the checkpoint is not this client's, or
@@ -215,9 +222,12 @@ async def read_resume(
         return None
     alone = given.output_token_ids
     body = given.checkpoint
-    if (alone is None) == (body is None):
-        msg = f"{PARAM} needs one of checkpoint and output_token_ids"
+    if [alone, body, given.generation_id].count(None) != 2:
+        msg = f"{PARAM} needs one of checkpoint, generation_id and output_token_ids"
         raise invalid_resume(msg)
+    if given.generation_id is None and given.seq is not None:
+        msg = f"{PARAM}.seq belongs to generation_id"
+        raise invalid_resume(msg, f"{PARAM}.seq")
     if alone is not None:
         if alone and not 0 <= min(alone) <= max(alone) <= MAX_ID:
             msg = f"{PARAM}.output_token_ids has a number that is no token id"
@@ -229,12 +239,15 @@ async def read_resume(
                 f"{PARAM}.{name} belongs to output_token_ids: a checkpoint has its own"
             )
             raise invalid_resume(msg, f"{PARAM}.{name}")
+    if known.checkpoint is not None:
+        return Resume(known.checkpoint.state.output.ids, known.checkpoint)
     keys = policy.resume_keys
     keys.refresh()
 
     def read() -> Checkpoint:
         checkpoint = read_checkpoint(body)
-        keys.check(checkpoint, authorization, time.time())
+        if known.context is None:
+            keys.check(checkpoint, authorization, time.time())
         check_hashes(checkpoint.state)
         return checkpoint
 

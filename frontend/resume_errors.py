@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from tokenwire.protocol.messages import GOES_ON, Finished
+
 from .errors import ApiError
 
 __all__ = [
     "PARAM",
     "checkpoint_forbidden",
+    "ended_elsewhere",
     "exactness_unavailable",
+    "generation_active",
+    "generation_not_found",
     "grammar_rejects_prefix",
     "invalid_resume",
     "mismatch",
     "not_resumable",
     "output_hash_mismatch",
+    "replay_window_lost",
     "resume_too_large",
 ]
 
@@ -69,3 +75,39 @@ def resume_too_large(num_tokens: int, limit: int) -> ApiError:
     """Return a 413: more output than a context of this model can hold."""
     msg = f"{num_tokens} output tokens cannot be resumed: the context length is {limit}"
     return ApiError(413, msg, param=PARAM, code="resume_too_large")
+
+
+def generation_not_found(generation_id: str) -> ApiError:
+    """Return a 404: nobody keeps such a generation for this client."""
+    msg = (
+        f"no worker keeps a generation {generation_id!r} of this API key: it was not "
+        "resumable, or is over for longer than it is kept, or its worker is gone; resume "
+        "from a checkpoint"
+    )
+    return ApiError(404, msg, code="generation_not_found")
+
+
+def replay_window_lost(generation_id: str, why: str) -> ApiError:
+    """Return a 410: it was kept, and is not any more."""
+    msg = (
+        f"generation {generation_id!r} cannot be told again: {why}; resume from a "
+        "checkpoint"
+    )
+    return ApiError(410, msg, code="replay_window_lost")
+
+
+def generation_active(generation_id: str) -> ApiError:
+    """Return a 409: it is still running, so there is nothing to begin behind it."""
+    msg = (
+        f"generation {generation_id!r} is running: follow it with GET "
+        f"/v1/generations/{generation_id}/stream, or cancel it first"
+    )
+    return ApiError(409, msg, param=PARAM, code="generation_active")
+
+
+def ended_elsewhere(end: Finished) -> ApiError:
+    """Return the error of an answer whose output another request has ended or taken."""
+    if end.stop_reason == GOES_ON:
+        msg = "another request follows this generation now"
+        return ApiError(409, msg, code="taken_over")
+    return ApiError(409, "this generation was cancelled", code="cancelled")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from tokenwire.protocol.messages import Sampling
 
 from .bounds import within
-from .checkpoint import Checkpoint, canonical_json
+from .checkpoint import Checkpoint, SeedSource, canonical_json
 from .contract import Terms, sampling_params
 from .errors import bad_request
+from .kept import Context
 from .nvext import CheckpointOptions, Nvext, ResumableOptions
 from .pool import Pool
 from .resumable import Origin, Resumable
@@ -25,8 +25,6 @@ __all__ = ["ANYONE", "Client", "begin", "check_resumable", "pinned", "root_id"]
 
 SEED_BITS = 53
 """Of a seed that is chosen here: JavaScript's numbers hold it."""
-
-SeedSource = Literal["request", "frontend"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,7 +38,9 @@ ANYONE = Client()
 """A client without an API key."""
 
 
-def check_resumable(nvext: Nvext | None, *, prompt_only: bool = False) -> None:
+def check_resumable(
+    nvext: Nvext | None, *, streams: bool, keeps: bool, prompt_only: bool = False
+) -> None:
     """Refuse what cannot be resumed, or asks for what is not there.
 
     Raises:
@@ -62,11 +62,7 @@ def check_resumable(nvext: Nvext | None, *, prompt_only: bool = False) -> None:
     options = nvext.resumable
     if isinstance(options, ResumableOptions):
         if options.on_disconnect == "continue":
-            msg = (
-                'nvext.resumable.on_disconnect: "continue" is not available: a '
-                "generation that nobody reads is cancelled; resume from a checkpoint"
-            )
-            raise bad_request(msg, "nvext.resumable.on_disconnect")
+            _check_outlives(streams=streams, keeps=keeps)
         if options.ttl_s is not None:
             within("ttl_s", options.ttl_s)
     checkpoint = nvext.checkpoint
@@ -74,22 +70,47 @@ def check_resumable(nvext: Nvext | None, *, prompt_only: bool = False) -> None:
         within("every_tokens", checkpoint.every_tokens)
 
 
+def _check_outlives(*, streams: bool, keeps: bool) -> None:
+    param = "nvext.resumable.on_disconnect"
+    if not streams:
+        msg = (
+            'on_disconnect: "continue" needs stream: true; only streams can be followed'
+        )
+        raise bad_request(msg, param)
+    if not keeps:
+        msg = (
+            'on_disconnect: "continue" is not available: no worker keeps what it '
+            "generates (--journal-bytes)"
+        )
+        raise bad_request(msg, param)
+
+
 def pinned(
-    sampling: Sampling, nvext: Nvext | None, pool: Pool, resume: Resume | None
+    sampling: Sampling,
+    nvext: Nvext | None,
+    pool: Pool,
+    resume: Resume | None,
+    context: Context | None,
 ) -> tuple[Sampling, SeedSource | None]:
     """Return the parameters with a seed, where exactness needs one; and whose it is.
 
     Only where it was asked for and a worker can make use of it: an engine may have a
-    slower sampler for seeded requests. What is resumed has the seed that it had.
+    slower sampler for seeded requests. What is resumed has the seed that it had, and what
+    is told again also the bound.
 
     Raises:
         ApiError: 400, a checkpoint's seed is none.
     """
+    if context is not None:
+        had = msgspec.structs.replace(
+            sampling, seed=context.seed, max_tokens=context.max_tokens
+        )
+        return had, context.seed_source
     if sampling.seed is not None:
         return sampling, "request"
-    had = resume.frontends_seed if resume is not None else None
-    if had is not None:
-        seed = within("seed", had)
+    seed = resume.frontends_seed if resume is not None else None
+    if seed is not None:
+        seed = within("seed", seed)
         return msgspec.structs.replace(sampling, seed=seed), "frontend"
     wanted = nvext is not None and bool(nvext.least_exactness)
     if sampling.temperature == 0 or not wanted or not pool.offers("same_rng"):
@@ -107,6 +128,7 @@ def begin(
     seed_source: SeedSource | None,
     client: Client,
     resume: Resume | None,
+    context: Context | None,
 ) -> Resumable:
     """Return what a resumable generation says of itself, and goes on from.
 
@@ -119,6 +141,7 @@ def begin(
         seed_source: Whose its seed is.
         client: For whom checkpoints are signed.
         resume: What it goes on from.
+        context: Of what it was when it was first told.
 
     Raises:
         ApiError: 400, a text in it is no Unicode; others: it may not go on from that.
@@ -140,14 +163,14 @@ def begin(
         id=response_id,
         root=root_id(resume) or response_id,
         created=created,
-        expires=created + round(life_s),
+        expires=context.expires if context else created + round(life_s),
         parent=before.id if before else None,
         seed_source=seed_source,
         cumulative_logprob=resume.cumulative_logprob if resume is not None else 0.0,
     )
     options = nvext.checkpoint or CheckpointOptions()
     made = Resumable(terms, params, origin, options, _signer(terms, client), resume)
-    if resume is not None:
+    if resume is not None and context is None:
         resume.check(terms.job, made.request_contract, params, pool)
     return made
 

@@ -22,6 +22,7 @@ from .answers import (
     Version,
 )
 from .generate import GenerateRequest
+from .generation_answers import DeletedGeneration, KeptGeneration
 from .schema import ChatRequest, CompletionRequest
 from .token_answers import Detokenized, Generated, GeneratedChunk, Rendered, Tokenized
 from .tokens import Detokenize, TokenizeChat, TokenizeText
@@ -33,9 +34,10 @@ Struct = type[msgspec.Struct]
 FAILURES = {
     400: "The request is wrong; param names the field.",
     403: "The checkpoint to go on from is not this client's, or altered.",
-    404: "There is no such model.",
+    404: "There is no such model, or nothing of this client's by that id.",
     408: "The body did not arrive in time.",
     409: "What is to be gone on with was begun otherwise; param names the difference.",
+    410: "What was kept of a generation had to make room, or its time is over.",
     412: "Its ids are not those of the checkpoint.",
     413: "The body is above the operator's limit.",
     415: "The body is not application/json.",
@@ -47,9 +49,16 @@ FAILURES = {
 }
 """What an error's status says, in every answer that may have it."""
 
-_RESUMING = (403, 409, 412, 422)  # only with ``nvext.resume_from``, or ``resumable``
+_RESUMING = (
+    403,
+    409,
+    410,
+    412,
+    422,
+)  # only with ``nvext.resume_from``, or ``resumable``
 _RESUMABLE = tuple(FAILURES)
 _GENERATING = tuple(status for status in FAILURES if status not in _RESUMING)
+_KEPT = (400, 404, 409, 410, 429, 500, 503)
 _COMPUTING = tuple(status for status in _GENERATING if status != 502)  # asks no worker
 
 
@@ -89,6 +98,34 @@ ROUTES = (
         _RESUMABLE,
         (CompletionRequest,),
         CompletionChunk,
+    ),
+    Route(
+        "get",
+        "/v1/generations/{id}/stream",
+        "Follow a generation that is kept, from behind the events that one has",
+        {200: "text/event-stream", 204: "nothing"},
+        _KEPT,
+    ),
+    Route(
+        "get",
+        "/v1/generations/{id}",
+        "Describe it, with a checkpoint",
+        {200: KeptGeneration},
+        _KEPT,
+    ),
+    Route(
+        "post",
+        "/v1/generations/{id}/cancel",
+        "End it; what it has stays kept",
+        {200: KeptGeneration},
+        _KEPT,
+    ),
+    Route(
+        "delete",
+        "/v1/generations/{id}",
+        "End it, and have it forgotten",
+        {200: DeletedGeneration},
+        _KEPT,
     ),
     Route(
         "post",

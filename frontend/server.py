@@ -21,8 +21,10 @@ from .engine_metrics import EngineMetrics
 from .errors import ApiError, bad_request, internal_error
 from .gauges import watch_workers
 from .generate import GenerateRequest, generate_call
+from .generations import Generations
 from .intake import Intake, tenant_of, ticket_of
 from .job import End
+from .kept import owner_of
 from .metrics import CONTENT_TYPE, Metrics
 from .models import ModelList
 from .openapi import openapi_document
@@ -30,6 +32,7 @@ from .parsers import Parsers
 from .policy import Policy
 from .pool import Pool
 from .reading import parsed_body, typed_body
+from .replay import CHAT, COMPLETIONS, Replays
 from .resume_keys import ResumeKeys
 from .resuming import Client
 from .schema import (
@@ -86,6 +89,10 @@ class Server:
         self.models = ModelList(pool, started)
         self._openapi_json: bytes | None = None  # made when first asked for
         self.intake = Intake(config, pool, metrics)
+        self._replays = Replays(pool, model, self._policy)
+        self._generations = Generations(
+            self._replays, pool, config, self.intake, metrics
+        )
         self._engine_metrics = EngineMetrics(lambda: pool.links, metrics)
         watch_workers(metrics, pool)
 
@@ -94,11 +101,12 @@ class Server:
         app = web.Application(
             middlewares=[self.errors], client_max_size=self._config.max_body_bytes
         )
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post(CHAT, self._chat)
+        app.router.add_post(COMPLETIONS, self._completions)
         app.router.add_post("/inference/v1/generate", self._tokens_out)
         for path, answer in _PLAIN_ROUTES.items():
             app.router.add_post(path, partial(self._plain, answer))
+        self._generations.add_routes(app.router)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._one_model)
         app.router.add_get("/health", self.health)
@@ -121,14 +129,22 @@ class Server:
     async def _chat_call(self, client: Client, body: bytes, check: Check) -> Call:
         parsed = await parsed_body(body, ChatRequest, self._model, self._policy)
         check(parsed.request.priority, parsed.request.n)
-        return await chat_call(parsed, self._model, self._pool, self._policy, client)
+        known = await self._replays.known(parsed.request, client)
+        call = await chat_call(
+            parsed, self._model, self._pool, self._policy, client, known
+        )
+        call.keep(CHAT, body, owner_of(client.authorization))
+        return call
 
     async def _completion_call(self, client: Client, body: bytes, check: Check) -> Call:
         parsed = await parsed_body(body, CompletionRequest, self._model, self._policy)
         check(parsed.request.priority, parsed.request.n)
-        return await completion_call(
-            parsed, self._model, self._pool, self._policy, client
+        known = await self._replays.known(parsed.request, client)
+        call = await completion_call(
+            parsed, self._model, self._pool, self._policy, client, known
         )
+        call.keep(COMPLETIONS, body, owner_of(client.authorization))
+        return call
 
     async def _tokens_out(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, self._tokens_call)

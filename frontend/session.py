@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -43,7 +43,9 @@ class Session:
         self._call = call
         self._metrics = metrics
         self._wake = asyncio.Event()
-        self._stream: EventStream | None = None
+        self._stream: EventStream | Unread | None = None
+        self._is_followed = False  # it goes on with what a worker keeps
+        self._last_end: End | None = None
         self._collected: list[Collected] = []
         self._num_running = len(call.jobs)
         self._num_cached = 0
@@ -124,35 +126,38 @@ class Session:
         return self._call.shape.response(choices, self._usage())
 
     async def streamed(
-        self, request: web.Request, headers: dict[str, str], write_timeout_s: float
+        self,
+        request: web.Request,
+        headers: dict[str, str],
+        write_timeout_s: float,
+        follow: Callable[[Choice], Awaitable[None]] | None = None,
     ) -> web.StreamResponse:
         """Stream the response; returns it when all has been sent.
+
+        Args:
+            request: The client's.
+            headers: Of the response.
+            write_timeout_s: How long its client may read nothing.
+            follow: Has its one choice go on with what a worker keeps; None: it begins.
 
         Raises:
             ApiError: A choice failed before anything was sent.
         """
         try:
-            self._start()
-            # Nothing is sent until a token is there, so that a request which a worker
-            # refuses is answered by its status.
-            while not any(self._has_news(choice) for choice in self._choices):
-                if self._error is not None:
-                    raise self._error
-                await self._next_wake()
-            for choice in self._choices:
-                num_tokens, end = choice.waiting
-                if end is not None and end.error is not None and not num_tokens:
-                    raise end.error
+            if follow is not None:
+                self._is_followed = True
+                await follow(self.only_choice)
+            else:
+                await self._begun()
             kind = EventStream if self._call.resumable is None else LivelyStream
             stream = kind(request, headers)
-            openings: list[bytes] = []
-            if self._call.prior is None:
-                openings = [self._call.shape.opening(c.index) for c in self._choices]
-            await stream.open(b"".join(openings))
+            await stream.open(self._openings())
             self._stream = stream
             try:
                 await self._until_sent(stream, write_timeout_s)
-                stream.send(self._tail())
+                tail = self._tail()
+                if tail:
+                    stream.send(tail)
                 return await stream.close(write_timeout_s)
             except TimeoutError:
                 _log.warning(
@@ -166,6 +171,61 @@ class Session:
                 stream.be_quiet()
         finally:
             self._cancel()
+
+    async def silently(
+        self, follow: Callable[[Choice], object]
+    ) -> tuple[int, End | None]:
+        """Make all events of what a worker keeps, for nobody.
+
+        Args:
+            follow: Has its one choice go on with that.
+
+        Returns:
+            The number of events before the first id; and the end, if there is one.
+        """
+        self._stream = Unread()
+        follow(self.only_choice)
+        self._openings()
+        resumable = self._call.resumable
+        num_openings = 0 if resumable is None else resumable.num_events
+        while not self._released():
+            self._slow = False
+            await _others_turn()
+        if self._last_end is not None:
+            self._tail()
+        return num_openings, self._last_end
+
+    @property
+    def only_choice(self) -> Choice:
+        """The choice of an answer that has but one."""
+        [choice] = self._choices
+        return choice
+
+    async def _begun(self) -> None:
+        """Start, and wait for the first token, or an end.
+
+        Nothing is sent before, so that a request which a worker refuses is answered by
+        its status.
+
+        Raises:
+            ApiError: A choice failed before anything came.
+        """
+        self._start()
+        while not any(self._has_news(choice) for choice in self._choices):
+            if self._error is not None:
+                raise self._error
+            await self._next_wake()
+        for choice in self._choices:
+            num_tokens, end = choice.waiting
+            if end is not None and end.error is not None and not num_tokens:
+                raise end.error
+
+    def _openings(self) -> bytes:
+        """Return the events before the first ids."""
+        if self._call.prior is not None:
+            return b""
+        openings = [self._call.shape.opening(c.index) for c in self._choices]
+        return b"".join(openings)
 
     async def _until_sent(self, stream: EventStream, write_timeout_s: float) -> None:
         """Send until every choice has ended and the client keeps up."""
@@ -185,7 +245,7 @@ class Session:
         while True:
             if self._slow:
                 await stream.drained(write_timeout_s)
-                await asyncio.sleep(0)  # others' turn: draining may not have waited
+                await _others_turn()  # draining may not have waited
                 self._slow = False
                 if not self._released():
                     self._slow = True
@@ -211,8 +271,13 @@ class Session:
 
         What has ended, but its client was not told so, leaves nothing either.
         """
+        resumable = self._call.resumable
+        is_told = self._stream is not None or self._is_followed
         for choice in self._choices:
-            choice.generation.cancel()
+            if is_told and resumable is not None and resumable.outlives:
+                choice.generation.leave()
+            else:
+                choice.generation.cancel()
             self._metrics.generation_tokens.inc(choice.num_tokens)
 
     def _has_news(self, choice: Choice) -> bool:
@@ -288,6 +353,7 @@ class Session:
 
     def _count_end(self, choice: Choice, end: End) -> None:
         self._num_running -= 1
+        self._last_end = end
         if choice.index % self._call.choices_per_prompt == 0:
             # Each prompt counts once; of what is resumed, more than it may be cached.
             self._num_cached += min(end.num_cached_tokens, end.num_prompt_tokens)
@@ -335,3 +401,19 @@ class Session:
             return error
         resumable.add(delta.token_ids, delta.logprobs)
         return resumable.interruption(error) or error
+
+
+class Unread:
+    """Where the events go of an answer that nobody reads."""
+
+    is_open = False
+
+    def send(self, data: bytes) -> bool:
+        """Send nothing."""
+        del data
+        return True
+
+
+async def _others_turn() -> None:
+    """Let other streams go on."""
+    await asyncio.sleep(0)

@@ -53,7 +53,8 @@ class EventStream:
         else:
             response.force_close()  # nothing else says where the stream ends
         await response.prepare(request)
-        await response.write(first)
+        if first:
+            await response.write(first)
         self._transport = request.transport
 
     @property

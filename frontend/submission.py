@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenwire.protocol.messages import JsonObject, Leg, Submit
+from tokenwire.protocol.messages import JsonObject, Keep, Leg, Submit
 
 from .continuation import is_plain, rest
 from .job import Job
@@ -33,6 +33,7 @@ def submission(
     handover: JsonObject | None = None,
     handover_update: int | None = None,
     captures: bool = False,
+    keep: Keep | None = None,
 ) -> Submit:
     """Return the message for one leg.
 
@@ -46,6 +47,7 @@ def submission(
         handover: See ``Submit``.
         handover_update: See ``Submit``.
         captures: The prompt's hidden states are to be saved here.
+        keep: How the worker is to keep what it brings.
     """
     is_exact = bool(num_output_tokens and link.exactness)
     sampling = job.sampling if is_exact else rest(job.sampling, num_output_tokens)
@@ -74,4 +76,5 @@ def submission(
         lora=job.lora,
         handover_update=handover_update,
         num_prior=num_output_tokens if is_exact else 0,
+        keep=keep,
     )
