@@ -30,6 +30,7 @@ from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE,
     CAPTURE_TOLD,
+    JOURNAL,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -51,6 +52,7 @@ from .admission import Bounds
 from .config import WorkerConfig, parse_config
 from .exposition import Exposition
 from .gate import Gate
+from .journal import Journal
 from .link import Link, LinkError
 from .metrics import Metrics, MetricsServer, engine_families, serve_metrics
 from .service import Service
@@ -168,6 +170,7 @@ class Worker:
             ),
             exposition=self._exposition,
             captures=self._captures,
+            journal=Journal(config.journal_bytes, config.journal_life_s),
         )
         service.on_change = self._wake.set
         sink.connect(service)
@@ -202,6 +205,7 @@ class Worker:
                 ADMIN,
                 STATUS,
                 *([CAPTURE, CAPTURE_TOLD] if self._captures else []),
+                *([JOURNAL] if config.journal_bytes else []),
             ],
             weight_version=config.weight_version,
             hidden_state_layers=list(config.capture.layers) if config.capture else [],

@@ -26,7 +26,7 @@ from tokenwire.worker.captures import CaptureSettings
 
 from .capture_options import add_capture_options, capture_settings
 
-__all__ = ["WorkerConfig", "parse_config"]
+__all__ = ["JOURNAL_BYTES", "JOURNAL_LIFE_S", "WorkerConfig", "parse_config"]
 
 MAX_REQUESTS = 8_192
 """Open requests of a worker: twice the largest ``max_num_seqs`` in use. More would
@@ -37,6 +37,13 @@ MAX_QUEUED_TOKENS = 4 * 1024 * 1024
 
 SHUTDOWN_TIMEOUT_S = 25.0
 """What runs may end by itself; 5 s below Kubernetes' usual grace period of 30 s."""
+
+JOURNAL_BYTES = 256 * 1024 * 1024
+"""What is kept of generations: at 4 bytes an id, 16,384 of them with 4,096 ids each."""
+
+JOURNAL_LIFE_S = 600.0
+"""A client that comes back does so within minutes; what a frontend asks for is lowered
+to this."""
 
 _IPC_PATH_BYTES = 107
 """``sockaddr_un.sun_path`` has 108 bytes with the zero at the end (unix(7))."""
@@ -65,6 +72,8 @@ class WorkerConfig:
     engine_args: tuple[str, ...]
     capture: CaptureSettings | None = None  # None: no hidden states
     exact_resume: bool = True
+    journal_bytes: int = JOURNAL_BYTES  # 0: nothing is kept
+    journal_life_s: float = JOURNAL_LIFE_S
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -116,6 +125,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         engine_args=(*extra_args, *engine_args),
         capture=capture_settings(parser, settings),
         exact_resume=settings.exact_resume,
+        journal_bytes=settings.journal_bytes,
+        journal_life_s=settings.journal_life_s,
     )
 
 
@@ -238,6 +249,22 @@ def _parser() -> SettingsParser:
         default=True,
         help="go on exactly behind output of other workers, if the engine can "
         "(default: on)",
+    )
+    add(
+        "--journal-bytes",
+        default=JOURNAL_BYTES,
+        type=whole_number(0),
+        metavar="N",
+        help="bytes for resumable generations, so that a client that comes back is told "
+        f"what it missed; 0: none (default: {JOURNAL_BYTES})",
+    )
+    add(
+        "--journal-life-s",
+        default=JOURNAL_LIFE_S,
+        type=seconds(),
+        metavar="S",
+        help="how long they stay at most that have ended, or that nobody follows "
+        f"(default: {JOURNAL_LIFE_S})",
     )
     add(
         "--engine-args",

@@ -12,7 +12,9 @@ from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
     AGAIN,
     BY_PAUSE,
+    CANCELLED,
     CAPTURE,
+    GOES_ON,
     ErrorKind,
     Finished,
     FinishReason,
@@ -25,9 +27,11 @@ from tokenwire.protocol.numbering import Incoming, Outgoing
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids
 from tokenwire.worker.engine import EngineFinished
 
+from .admission import Refusal
+from .entry import Entry
 from .outbox import Outbox
 
-__all__ = ["EndedBy", "Frontend", "Request"]
+__all__ = ["EndedBy", "Frontend", "Request", "refused_end"]
 
 
 class EndedBy(Enum):
@@ -72,10 +76,15 @@ class Request:
     __slots__ = (
         "ended_by",
         "engine_id",
+        "entry",
         "exchange",
         "frontend",
+        "is_cancelled",
         "is_evicted",
+        "is_followed",
+        "is_left",
         "num_queued_tokens",
+        "request_id",
         "submit",
         "submitted_at",
     )
@@ -83,11 +92,17 @@ class Request:
     def __init__(
         self, frontend: Frontend, submit: Submit, engine_id: str, now: float
     ) -> None:
+        # Who follows it, or did last, and by which id: its Submit's, or a Recall's.
         self.frontend = frontend
+        self.request_id = submit.request_id
+        self.is_followed = True
+        self.is_left = False  # nobody follows it, since its frontend was lost
         self.submit = submit
         self.engine_id = engine_id
         self.submitted_at = now
-        self.exchange = Exchange()
+        self.exchange = Exchange()  # with who follows it
+        self.entry: Entry | None = None  # what is kept of it
+        self.is_cancelled = False  # by a Recall: it must not go on elsewhere
         self.is_evicted = False  # cancelled by the worker, which leaves
         self.ended_by: EndedBy | None = None  # an Admin, for this reason
         # To be computed before the first token, and 0 from it on.
@@ -101,6 +116,8 @@ class Request:
     def _stop_reason(
         self, reason: FinishReason, of_engine: int | str | None
     ) -> int | str | None:
+        if self.is_cancelled and reason is FinishReason.ABORT:
+            return CANCELLED
         by_pause = self.ended_by is EndedBy.PAUSE and reason is FinishReason.ABORT
         return BY_PAUSE if by_pause else of_engine
 
@@ -112,7 +129,9 @@ class Request:
 
     def end(self, end: EngineFinished) -> Finished:
         """Return what the frontend is told of the engine's *end*."""
-        if end.reason is FinishReason.ABORT:
+        if self.is_cancelled and self.ended_by is EndedBy.OLD_KV:
+            return self.made_up_end(FinishReason.ABORT)
+        if end.reason is FinishReason.ABORT and not self.is_cancelled:
             if self.is_evicted:
                 return self.evicted_end()
             if self.ended_by is EndedBy.UNLOAD:
@@ -121,7 +140,7 @@ class Request:
             return self._old_kv_end(end.handover)
         prompt = pack_ids(end.prompt_token_ids) if self.submit.echo_prompt else None
         return Finished(
-            request_id=self.submit.request_id,
+            request_id=self.request_id,
             reason=end.reason,
             num_output_tokens=self.exchange.num_tokens,
             num_prompt_tokens=end.num_prompt_tokens,
@@ -142,7 +161,7 @@ class Request:
     ) -> Finished:
         """Return an end for a request that the engine does not end."""
         return Finished(
-            request_id=self.submit.request_id,
+            request_id=self.request_id,
             reason=reason,
             num_output_tokens=self.exchange.num_tokens,
             num_prompt_tokens=self.num_prompt_tokens,
@@ -153,6 +172,8 @@ class Request:
 
     def given_up_end(self) -> Finished:
         """Return an end for a request that the engine does not end after an abort."""
+        if self.is_cancelled:
+            return self.made_up_end(FinishReason.ABORT)
         if self.is_evicted:
             return self.evicted_end()
         if self.ended_by is EndedBy.OLD_KV:
@@ -160,6 +181,11 @@ class Request:
         if self.ended_by is EndedBy.UNLOAD:
             return self._unloaded_end()
         return self.made_up_end(FinishReason.ABORT)
+
+    def goes_on_end(self) -> Finished:
+        """Return the end for who follows it no longer, while it goes on."""
+        end = self.made_up_end(FinishReason.ABORT)
+        return msgspec.structs.replace(end, stop_reason=GOES_ON)
 
     def _old_kv_end(self, handover: JsonObject | None = None) -> Finished:
         """Return the end of what may use KV that must not count any more.
@@ -183,3 +209,20 @@ class Request:
         return self.made_up_end(
             FinishReason.ERROR, ErrorKind.DRAINING, "the worker is leaving"
         )
+
+
+def refused_end(submit: Submit, refusal: Refusal) -> Finished:
+    """Return the end of a Submit that never becomes a request."""
+    num_prompt = len(submit.token_ids) // TOKEN_BYTES
+    if 0 <= submit.num_prior <= num_prompt:
+        num_prompt -= submit.num_prior
+    prompt = submit.token_ids[: num_prompt * TOKEN_BYTES]
+    return Finished(
+        request_id=submit.request_id,
+        reason=FinishReason.ERROR,
+        num_output_tokens=0,
+        num_prompt_tokens=num_prompt,
+        error_kind=refusal.kind,
+        error=refusal.error,
+        prompt_token_ids=prompt if submit.echo_prompt else None,
+    )

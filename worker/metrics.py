@@ -8,7 +8,7 @@ the same counts are there under vLLM's names, so that its dashboards work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -105,7 +105,7 @@ class Metrics:
         self._cached = counter(
             "prompt_tokens_cached", "Those of them that the engine did not compute."
         )
-        self._generated = counter("generation_tokens", "Tokens sent to frontends.")
+        self._generated = counter("generation_tokens", "Tokens sent or kept.")
         self._ended = counter("request_success", "Ends, by reason.", "finished_reason")
         self._errors = counter("request_errors", "Ends with an error.", "kind")
         self._cancels = counter("request_cancels", "Cancelled by or with a frontend.")
@@ -117,6 +117,7 @@ class Metrics:
         self._broken = counter("protocol_errors", "Messages that were none.")
         self._batches = counter("batches", "Batch messages sent.")
         self._captures = _CaptureMetrics(model_name, registry)
+        self._journal = _JournalMetrics(model_name, registry)
         self._queue_s = seconds("request_queue_time_seconds", "Waiting in the engine.")
         self._prefill_s = seconds(
             "request_prefill_time_seconds", "Prefill in the engine."
@@ -132,6 +133,16 @@ class Metrics:
     def captured(self, usage: Usage, num_untold: int) -> None:
         """Show what is in the folder of hidden states."""
         self._captures.show(usage, num_untold)
+
+    def kept(
+        self, num_by_state: Mapping[str, int], num_bytes: int, lost: Mapping[str, int]
+    ) -> None:
+        """Show what is kept of generations, and how many were lost, by reason."""
+        self._journal.show(num_by_state, num_bytes, lost)
+
+    def recalled(self, action: str, state: str) -> None:
+        """Count a Recall, and what it was told."""
+        self._journal.recalled(action, state)
 
     def engine_load(self, load: EngineLoad, num_open: int, num_frontends: int) -> None:
         """Show how busy the worker is now."""
@@ -269,6 +280,52 @@ class _CaptureMetrics:
         for reason, number in usage.num_swept.items():
             new = number - shown.num_swept.get(reason, 0)
             self._swept.labels(name, reason).inc(new)
+
+
+class _JournalMetrics:
+    """Of generations that are kept; the counts are kept where they are."""
+
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+        self._model_name = model_name
+        self._shown: dict[str, int] = {}
+        labels = ("model_name",)
+        self._generations = Gauge(
+            PREFIX + "journal_generations",
+            "Generations that are kept, by state.",
+            (*labels, "state"),
+            registry=registry,
+        )
+        self._bytes = Gauge(
+            PREFIX + "journal_bytes", "What they take.", labels, registry=registry
+        )
+        self._lost = Counter(
+            PREFIX + "journal_lost",
+            "Generations that are kept no more, by reason.",
+            (*labels, "reason"),
+            registry=registry,
+        )
+        self._recalls = Counter(
+            PREFIX + "recalls",
+            "Questions about kept generations, by action and answer.",
+            (*labels, "action", "state"),
+            registry=registry,
+        )
+
+    def show(
+        self, num_by_state: Mapping[str, int], num_bytes: int, lost: Mapping[str, int]
+    ) -> None:
+        """Take the newest counts."""
+        for state, number in num_by_state.items():
+            self._generations.labels(self._model_name, state).set(number)
+        self._bytes.labels(self._model_name).set(num_bytes)
+        for reason, number in lost.items():
+            new = number - self._shown.get(reason, 0)
+            self._lost.labels(self._model_name, str(reason)).inc(new)
+        self._shown = dict(lost)
+
+    def recalled(self, action: str, state: str) -> None:
+        """Count an answer."""
+        self._recalls.labels(self._model_name, action, state).inc()
 
 
 @dataclass(slots=True, frozen=True)

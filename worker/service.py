@@ -2,7 +2,8 @@
 
 Laws:
 - Every Submit is answered by exactly one Finished, as long as its frontend is there.
-- What a frontend that is lost has open is aborted, and nothing more is sent to it.
+- Nothing more is sent to a frontend that is lost. What it has open is aborted, but for
+  what it asked to outlive it (see ``keeper``).
 No socket, no clock and no event loop in here: the link, the engine and the timers are
 given, and each can be a fake.
 """
@@ -11,17 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import assert_never
 
-from tokenwire.protocol.errors import Incompatible, ProtocolError
+import msgspec
+
+from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_hello
 from tokenwire.protocol.limits import MAX_ERROR_CHARS
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
-    STATUS,
     Admin,
-    AdminDone,
     Bye,
     Cancel,
     Card,
@@ -35,10 +35,8 @@ from tokenwire.protocol.messages import (
     Leg,
     LetGo,
     Load,
-    MetricsText,
     Ping,
     Recall,
-    Recalled,
     Refused,
     ReleaseKV,
     ScrapeMetrics,
@@ -47,17 +45,21 @@ from tokenwire.protocol.messages import (
     Tokens,
     Told,
 )
-from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
+from tokenwire.protocol.tokens import pack_ids, unpack_ids
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, EngineTokens
 
-from .administration import Administration
-from .admission import Admission, Bounds, Refusal
+from .admission import Admission, Bounds
 from .delivery import Delivery, Sender
 from .exposition import Exposition
-from .frontends import EndedBy, Frontend, Request
+from .frontends import EndedBy, Frontend, Request, refused_end
+from .interventions import Interventions
+from .journal import Journal
+from .keeper import Keeper, is_same
 from .metrics import Metrics
 from .orphans import Orphans
+from .requests import Requests
+from .scrapes import Scrapes
 from .timers import Timers
 from .untold import Untold
 
@@ -67,15 +69,6 @@ logger = logging.getLogger(__name__)
 
 MAX_FRONTENDS = 1_024
 """Far above any deployment's; each costs a Load message a second."""
-
-ABORT_GRACE_S = 15.0
-"""An engine that has not ended a cancelled request by then never will: the Finished is
-made up. Longer than the simulated engine's longest read of KV, and NIXL's usual ones."""
-
-
-MIN_SCRAPE_S = 0.5
-"""A frontend that asks for metrics more often is not answered: its question is a few
-bytes, the answer some 60 KB. Frontends of this release leave 1 s between two."""
 
 
 class Service:
@@ -92,25 +85,35 @@ class Service:
         bounds: Bounds,
         exposition: Exposition | None = None,
         captures: Captures | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._card = card
         self._engine = engine
         self._timers = timers
         self._metrics = metrics
         self._bounds = bounds
-        self._exposition = exposition  # with the capability METRICS
         self._captures = captures
         self._admission = Admission(card, bounds)
         self._frontends: dict[bytes, Frontend] = {}
-        self._requests: dict[str, Request] = {}  # by the engine's id
-        self._aborting: dict[str, float] = {}  # engine id -> when to give up, ascending
         self._orphans = Orphans()
         self._untold = Untold(captures)
         self._num_submits = 0
         self._sender = sender
         self._delivery = Delivery(sender, timers, metrics, self._lose)
-        self._administration = Administration(
-            engine, self, model=card.model, weight_version=card.weight_version
+        self._scrapes = Scrapes(exposition, self._delivery, timers)
+        self._requests = Requests(
+            engine, self._admission, timers, metrics, lambda: self.on_change()
+        )
+        self._interventions = Interventions(
+            card, engine, self._requests, self._frontends, self._delivery
+        )
+        self._keeper = Keeper(
+            Journal(0, 0.0) if journal is None else journal,
+            self._requests,
+            self._delivery,
+            timers,
+            metrics,
+            self._interventions.weight_version,
         )
         self.dead_reason: str | None = None
         self.on_change: Callable[[], None] = _nothing
@@ -134,7 +137,9 @@ class Service:
             return
         frontend = self._frontends.get(identity)
         if frontend is None:
-            if not isinstance(message, Bye):
+            if isinstance(message, Bye):  # it was lost before
+                self._keeper.given_up(lambda one: one.identity == identity)
+            else:
                 self._sender.send(identity, Refused("say hello first"))
             return
         frontend.liveness.heard(self._timers.time())
@@ -142,30 +147,34 @@ class Service:
         match message:
             case Submit():
                 self._submit(frontend, message)
-            case Cancel() | LetGo():
+            case Cancel():
                 request = frontend.requests.get(message.request_id)
                 if request is not None:
-                    self._cancel(request)
+                    self._requests.cancel(request)
+            case LetGo():
+                request = frontend.requests.get(message.request_id)
+                if request is not None:
+                    self._keeper.let_go(request)
+            case Recall():
+                self._keeper.recall(frontend, message)
             case ReleaseKV():
                 self._metrics.kv_released()
                 self._engine.release_kv(message.request_id, message.handover)
             case Settled():
                 self._orphans.settled(frontend, message.request_id)
             case ScrapeMetrics():
-                self._tell_metrics(frontend)
+                self._scrapes.answer(frontend)
             case Discard():
                 self._untold.discard(frontend, message.hidden_states_path)
             case Told():
                 self._untold.told(frontend, message.hidden_states_path)
             case Admin():
-                self._administration.begin(message, partial(self._admin_done, frontend))
-            case Recall():
-                answer = Recalled(message.request_id, "unknown")
-                self._delivery.send(frontend, answer)
+                self._interventions.begin(frontend, message)
             case Ping():
                 pass  # it has been heard
             case Bye():
-                self._lose(frontend, message.reason or "it said bye")
+                why = message.reason or "it said bye"
+                self._lose(frontend, why, has_given_up=True)
             case _:
                 assert_never(message)
 
@@ -189,6 +198,7 @@ class Service:
             self._sender.send(identity, Refused(str(error)))
             return
         self._lose_earlier(identity, hello)
+        self._keeper.given_up(lambda one: is_same(one.hello, hello))
         if len(self._frontends) >= MAX_FRONTENDS:
             reason = f"this worker has {MAX_FRONTENDS} frontends, its limit"
             self._sender.send(identity, Refused(reason))
@@ -202,7 +212,7 @@ class Service:
         self._frontends[identity] = frontend
         logger.info("frontend %s is here", hello.frontend_id)
         self._delivery.send(frontend, self._card)
-        self._send_status(frontend)
+        self._interventions.send_status(frontend)
         self._delivery.send(frontend, self._load())
 
     def _lose_earlier(self, identity: bytes, hello: Hello) -> None:
@@ -213,26 +223,30 @@ class Service:
         """
         for earlier in list(self._frontends.values()):
             if earlier.identity == identity or earlier.hello == hello:
-                self._lose(earlier, "it has begun anew")
+                has_given_up = is_same(earlier.hello, hello)
+                self._lose(earlier, "it has begun anew", has_given_up=has_given_up)
 
     def _submit(self, frontend: Frontend, submit: Submit) -> None:
         is_open = submit.request_id in frontend.requests
         refusal = self._admission.refusal(
             submit,
             is_open=is_open,
-            update=self._administration.update_of(submit.lora),
-            fault=self._administration.status.fault,
+            update=self._interventions.update_of(submit.lora),
+            fault=self._interventions.fault,
         )
         if refusal is not None:
-            self._refuse(frontend, submit, refusal)
+            self._metrics.failed(refusal.kind)
+            self._delivery.finished(frontend, refused_end(submit, refusal))
             return
         self._num_submits += 1
         engine_id = f"{self._card.incarnation}-{self._num_submits}"
+        keep = submit.keep
+        if keep is not None:  # it is large, and the journal's
+            submit = msgspec.structs.replace(submit, keep=None)
         request = Request(frontend, submit, engine_id, self._timers.time())
-        frontend.requests[submit.request_id] = request
-        self._requests[engine_id] = request
-        self._admission.num_requests += 1
-        self._admission.num_queued_tokens += request.num_queued_tokens
+        self._requests.add(request)
+        if keep is not None:
+            self._keeper.begin(request, keep)
         self._engine.submit(
             EngineRequest(
                 request_id=engine_id,
@@ -251,115 +265,22 @@ class Service:
             )
         )
 
-    def _tell_metrics(self, frontend: Frontend) -> None:
-        now = self._timers.time()
-        if now - frontend.scraped_at < MIN_SCRAPE_S:
-            return
-        frontend.scraped_at = now
+    def _lose(
+        self, frontend: Frontend, why: str, *, has_given_up: bool = False
+    ) -> None:
+        """Forget a frontend, and abort what it has open and what does not outlive it.
 
-        def tell(text: str) -> None:
-            self._delivery.send(frontend, MetricsText(text))
-
-        if self._exposition is None:
-            tell("")
-        else:
-            self._exposition.ask(frontend.identity, tell)
-
-    def _refuse(self, frontend: Frontend, submit: Submit, refusal: Refusal) -> None:
-        """Answer a Submit that never becomes a request."""
-        num_prompt = len(submit.token_ids) // TOKEN_BYTES
-        if 0 <= submit.num_prior <= num_prompt:
-            num_prompt -= submit.num_prior
-        prompt = submit.token_ids[: num_prompt * TOKEN_BYTES]
-        end = Finished(
-            request_id=submit.request_id,
-            reason=FinishReason.ERROR,
-            num_output_tokens=0,
-            num_prompt_tokens=num_prompt,
-            error_kind=refusal.kind,
-            error=refusal.error,
-            prompt_token_ids=prompt if submit.echo_prompt else None,
-        )
-        self._metrics.failed(refusal.kind)
-        self._delivery.finished(frontend, end)
-
-    def _cancel(self, request: Request) -> None:
-        if request.engine_id not in self._aborting:
-            self._aborting[request.engine_id] = self._timers.time() + ABORT_GRACE_S
-            self._metrics.cancelled()
-            self._engine.abort(request.engine_id)
-
-    def _lose(self, frontend: Frontend, why: str) -> None:
-        """Forget a frontend, and abort what it has open."""
+        Args:
+            frontend: Who is gone.
+            why: Told the operator.
+            has_given_up: It is alive, and has sent elsewhere what it had here.
+        """
         self._frontends.pop(frontend.identity, None)
         frontend.is_lost = True
         logger.info("frontend %s is gone: %s", frontend.hello.frontend_id, why)
-        requests = list(frontend.requests.values())
-        for request in requests:
-            self._forget(request)
-        if requests:
-            self._metrics.cancelled(len(requests))
-        for request in requests:
-            self._engine.abort(request.engine_id)
+        self._keeper.lose(frontend, has_given_up=has_given_up)
         self._metrics.orphaned(self._orphans.lost(frontend, self._timers.time()))
         self._untold.lost(frontend)
-        self._tell_if_idle()
-
-    # -- what Admins do (an ``administration.Owner``) --------------------------------
-
-    def status_changed(self) -> None:
-        """Tell the frontends, behind all that came before."""
-        self.flush()
-        for frontend in list(self._frontends.values()):
-            self._send_status(frontend)
-
-    def abort_all(self) -> None:
-        """End what runs, on purpose: what an output has by now is the answer."""
-        self._end_by_admin(EndedBy.PAUSE, list(self._requests.values()))
-
-    def kv_is_old(self, concerns: Callable[[Submit], bool]) -> None:
-        """Have sent again what may use KV of before now, and has brought nothing.
-
-        vLLM decides when a request is added which blocks it will find. What waits there
-        would find those that running requests keep.
-        """
-        self._end_by_admin(
-            EndedBy.OLD_KV,
-            [
-                request
-                for request in self._requests.values()
-                if not request.exchange.num_tokens and concerns(request.submit)
-            ],
-        )
-
-    def adapter_leaves(self, lora: str) -> None:
-        """End what runs on it: a step of such a request would load it again."""
-        requests = self._requests.values()
-        self._end_by_admin(
-            EndedBy.UNLOAD, [one for one in requests if one.submit.lora == lora]
-        )
-
-    def give_up_all(self) -> None:
-        """Let what runs go on elsewhere."""
-        self.evict_all()
-
-    def _end_by_admin(self, why: EndedBy, requests: list[Request]) -> None:
-        for request in requests:
-            if request.engine_id not in self._aborting:
-                request.ended_by = why
-                self._cancel(request)
-
-    def _send_status(self, frontend: Frontend) -> None:
-        if STATUS in frontend.hello.capabilities:
-            self._delivery.send(frontend, self._administration.status)
-
-    def _admin_done(self, frontend: Frontend, done: AdminDone) -> None:
-        try:
-            self._delivery.send(frontend, done)
-        except ProtocolError as error:  # a result that no message can carry
-            text = f"it is done, but its result cannot be sent: {error}"
-            instead = AdminDone(done.request_id, text[:MAX_ERROR_CHARS], "failed")
-            self._delivery.send(frontend, instead)
 
     # -- from the engine ------------------------------------------------------------
 
@@ -367,7 +288,8 @@ class Service:
         self, tokens: list[EngineTokens], finished: list[EngineFinished]
     ) -> None:
         """Take what one step brought."""
-        requests, deliver = self._requests, self._delivery.tokens
+        requests, deliver = self._requests.by_engine_id, self._delivery.tokens
+        keep = self._keeper.tokens
         num_tokens = 0
         for new in tokens:
             request = requests.get(new.request_id)
@@ -377,7 +299,7 @@ class Service:
             if not exchange.num_tokens:
                 self._first_token(request)
             item = Tokens(
-                request.submit.request_id,
+                request.request_id,
                 exchange.num_tokens,
                 pack_ids(new.token_ids),
                 new.logprobs,
@@ -385,7 +307,9 @@ class Service:
             )
             exchange.tokens(item)
             num_tokens += len(new.token_ids)
-            deliver(request.frontend, item)
+            entry = request.entry
+            if entry is None or keep(request, entry, item):
+                deliver(request.frontend, item)
         if num_tokens:
             self._metrics.generated(num_tokens)
         for end in finished:
@@ -403,7 +327,7 @@ class Service:
         """End what is still open, tell every frontend, and note the reason."""
         self.dead_reason = reason[:MAX_ERROR_CHARS]
         self._admission.is_draining = True
-        for request in list(self._requests.values()):
+        for request in self._requests:
             self._answer(
                 request,
                 request.made_up_end(FinishReason.ERROR, ErrorKind.ENGINE, reason),
@@ -414,28 +338,22 @@ class Service:
         self.on_change()
 
     def _first_token(self, request: Request) -> None:
-        self._admission.num_queued_tokens -= request.num_queued_tokens
-        request.num_queued_tokens = 0
+        self._requests.begun(request)
         seconds = self._timers.time() - request.submitted_at
         of_handover = request.submit.leg is Leg.DECODE
         self._metrics.first_token(seconds, of_handover=of_handover)
 
     def _answer(self, request: Request, end: Finished) -> None:
         request.exchange.finished(end)
-        self._forget(request)
+        self._requests.forget(request)
+        if request.entry is not None:
+            self._keeper.ended(request, request.entry, end)
         if end.handover is not None:
             self._orphans.given(request, end.handover, self._timers.time())
-        self._untold.given(request.frontend, end, self._timers.time())
         self._metrics.finished(end, self._timers.time() - request.submitted_at)
-        self._delivery.finished(request.frontend, end)
-        self._tell_if_idle()
-
-    def _forget(self, request: Request) -> None:
-        del self._requests[request.engine_id]
-        self._admission.num_requests -= 1
-        del request.frontend.requests[request.submit.request_id]
-        self._aborting.pop(request.engine_id, None)
-        self._admission.num_queued_tokens -= request.num_queued_tokens
+        if request.is_followed:
+            self._untold.given(request.frontend, end, self._timers.time())
+            self._delivery.finished(request.frontend, end)
 
     def flush(self) -> None:
         """Send what is collected."""
@@ -458,12 +376,9 @@ class Service:
             self._orphans.offers(self._frontends.values(), now)
         ):
             self._delivery.send(frontend, orphan)
-        for engine_id, give_up_at in list(self._aborting.items()):
-            if give_up_at > now:
-                break
-            logger.error("the engine did not end request %s after abort", engine_id)
-            request = self._requests[engine_id]
+        for request in self._requests.overdue(now):
             self._answer(request, request.given_up_end())
+        self._keeper.tick()
         self._metrics.engine_load(
             self._engine.load(), self.num_requests, len(self._frontends)
         )
@@ -494,19 +409,13 @@ class Service:
 
     def evict_all(self) -> None:
         """Cancel every open request: each ends as ``draining``, and goes on elsewhere."""
-        for request in list(self._requests.values()):
-            request.is_evicted = True
-            self._cancel(request)
+        self._requests.evict_all()
 
     def end_all(self) -> None:
         """End what is open although the engine has not; the worker is leaving."""
-        for request in list(self._requests.values()):
+        for request in self._requests:
             self._answer(request, request.evicted_end())
         self.flush()
-
-    def _tell_if_idle(self) -> None:
-        if self._admission.is_draining and not self._requests:
-            self.on_change()
 
 
 def _nothing() -> None:

@@ -56,7 +56,7 @@ async def own(served: Stack, name: str) -> float:
 
 def exposition_of(worker: SimWorker, make: Callable[[], str]) -> None:
     """Give a worker another source of its engine's metrics."""
-    worker.service._exposition = Exposition(make)  # pyright: ignore[reportPrivateUsage]
+    worker.service._scrapes.exposition = Exposition(make)  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_the_workers_families_have_an_engine_label(pair: Stack) -> None:
@@ -103,7 +103,8 @@ async def test_a_worker_that_is_frozen_is_left_out(
         del asking
         frozen.set()
 
-    monkeypatch.setattr(worker.service, "_tell_metrics", keep_quiet)
+    scrapes = worker.service._scrapes  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(scrapes, "answer", keep_quiet)
     page = await values(pair)
 
     assert frozen.is_set()

@@ -36,6 +36,7 @@ from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE,
     CAPTURE_TOLD,
+    JOURNAL,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -44,8 +45,10 @@ from tokenwire.protocol.messages import (
     Role,
 )
 from tokenwire.worker.captures import Captures, CaptureSettings
+from tokenwire.worker.config import JOURNAL_BYTES, JOURNAL_LIFE_S
 from tokenwire.worker.exposition import Exposition
 from tokenwire.worker.gate import Gate
+from tokenwire.worker.journal import Journal
 from tokenwire.worker.link import Link
 from tokenwire.worker.metrics import Metrics as WorkerMetrics, engine_families
 from tokenwire.worker.service import Bounds, Service
@@ -146,7 +149,9 @@ class SimWorker:
         keys: KeyFiles | None = None,
         listen: str = "tcp://127.0.0.1:0",
         capture: CaptureSettings | None = None,
+        journal_bytes: int = JOURNAL_BYTES,
     ) -> None:
+        self._journal_bytes = journal_bytes
         self._layers = [] if capture is None else list(capture.layers)
         saves = capture is not None and role is not Role.DECODE
         self.captures = Captures(capture) if capture is not None and saves else None
@@ -206,6 +211,7 @@ class SimWorker:
                 ADMIN,
                 STATUS,
                 *([CAPTURE, CAPTURE_TOLD] if self.captures else []),
+                *([JOURNAL] if self._journal_bytes else []),
             ],
             "hidden_state_layers": self._layers,
             "connector_compatibility": info.connector_compatibility,
@@ -221,6 +227,7 @@ class SimWorker:
             bounds=self._bounds,
             exposition=Exposition(partial(engine_families, registry)),
             captures=self.captures,
+            journal=Journal(self._journal_bytes, JOURNAL_LIFE_S),
         )
         self.link.start(self.service)
         self._tick = asyncio.create_task(self._run())

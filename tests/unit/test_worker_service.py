@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
-from support.worker_fakes import FakeEngine, FakeTimers, RecordingSender
+from support.worker_desk import A, B, Desk, submit
 from tokenwire.protocol.errors import SequenceError
 from tokenwire.protocol.liveness import Liveness
 from tokenwire.protocol.messages import (
@@ -53,7 +52,6 @@ from tokenwire.protocol.messages import (
 from tokenwire.protocol.numbering import Numbered
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
 from tokenwire.worker import untold as untold_module
-from tokenwire.worker.admission import Bounds
 from tokenwire.worker.capture_files import Access
 from tokenwire.worker.captures import Captures, CaptureSettings
 from tokenwire.worker.engine import (
@@ -63,110 +61,11 @@ from tokenwire.worker.engine import (
     EngineTokens,
 )
 from tokenwire.worker.frontends import Frontend
-from tokenwire.worker.metrics import Metrics
 from tokenwire.worker.orphans import AGAIN_S, GRACE_S
-from tokenwire.worker.service import (
-    ABORT_GRACE_S,
-    MAX_FRONTENDS,
-    MIN_SCRAPE_S,
-    Service,
-)
+from tokenwire.worker.requests import ABORT_GRACE_S
+from tokenwire.worker.scrapes import MIN_SCRAPE_S
+from tokenwire.worker.service import MAX_FRONTENDS
 from tokenwire.worker.untold import MAX_UNTOLD_S, Untold
-
-A, B = b"frontend-a", b"frontend-b"
-
-
-def submit(
-    request_id: str = "r",
-    size: int = 3,
-    leg: Leg = Leg.FULL,
-    handover: dict[str, object] | None = None,
-    max_tokens: int = 8,
-    *,
-    echo_prompt: bool = False,
-) -> Submit:
-    """Return a Submit of a prompt of *size* ids."""
-    return Submit(
-        request_id,
-        pack_ids(list(range(size))),
-        Sampling(max_tokens=max_tokens),
-        leg=leg,
-        handover=handover,
-        echo_prompt=echo_prompt,
-    )
-
-
-class Desk:
-    """A service with everything around it faked; *hello* peers have said hello."""
-
-    def __init__(
-        self,
-        *hello: bytes,
-        role: Role = Role.AGGREGATED,
-        max_requests: int = 100,
-        max_queued_tokens: int = 1000,
-        captures: Captures | None = None,
-        exactness: str = "",
-    ) -> None:
-        self.engine = FakeEngine()
-        self.sender = RecordingSender()
-        self.timers = FakeTimers()
-        self.registry = CollectorRegistry()
-        self.card = Card(
-            protocol_version=PROTOCOL_VERSION,
-            worker_id="w",
-            incarnation="w1",
-            role=role,
-            model="m",
-            max_model_len=100,
-            vocab_size=1000,
-            block_size=16,
-            engine="sim",
-            engine_version="1",
-            exactness=exactness,
-        )
-        self.service = Service(
-            card=self.card,
-            engine=self.engine,
-            sender=self.sender,
-            timers=self.timers,
-            metrics=Metrics("m", self.registry),
-            bounds=Bounds(max_requests, max_queued_tokens, 1.0, 4.0),
-            captures=captures,
-        )
-        for peer in hello:
-            self.say(peer, Hello(PROTOCOL_VERSION, peer.decode(), "1"))
-            self.sender.take(peer)
-
-    def say(self, peer: bytes, *messages: FromFrontend) -> None:
-        """Receive messages from *peer*."""
-        for message in messages:
-            self.service.received(peer, message)
-
-    def submit(self, request_id: str = "r", peer: bytes = A, size: int = 3) -> str:
-        """Submit a request; return the engine's id of it."""
-        self.say(peer, submit(request_id, size))
-        return self.engine.submitted[-1].request_id
-
-    def tokens(self, *new: tuple[str, list[int]]) -> None:
-        """Bring tokens, as one step."""
-        self.service.outputs([EngineTokens(name, ids) for name, ids in new], [])
-
-    def end(self, engine_id: str, reason: FinishReason = FinishReason.LENGTH) -> None:
-        """Bring an end."""
-        self.service.outputs([], [EngineFinished(engine_id, reason)])
-
-    def ends(self, peer: bytes = A) -> list[Finished]:
-        """Let the iteration end; return the ends that were sent to *peer*."""
-        self.timers.settle()
-        return self.sender.items(peer)[1]
-
-    def metric(self, name: str, **labels: str) -> float:
-        """Return a sample's value."""
-        full = f"tokenwire_worker_{name}"
-        value = self.registry.get_sample_value(full, {"model_name": "m", **labels})
-        return value or 0.0
-
 
 # -- hello ------------------------------------------------------------------------------
 
