@@ -189,16 +189,25 @@ DESCRIPTIONS = {
         "Its chunks carry ids, token_offset and seq; needs one choice."
     ),
     "on_disconnect": (
-        "cancel (the default): a generation whose client is gone ends; continue is not "
-        "available."
+        "cancel (the default): a generation whose client is gone ends; continue: a "
+        "streamed one goes on at its worker, to be followed at /v1/generations/{id}/stream."
     ),
     "ttl_s": (
-        "How long its checkpoints may be resumed; default, and at most: "
-        "--checkpoint-life-s."
+        "How long its checkpoints may be resumed (at most, and by default, "
+        "--checkpoint-life-s), and how long it is kept behind its end, or without a "
+        "reader (at most --journal-life-s; default: 600)."
     ),
     "checkpoint": "What a resumable answer tells of where it stands.",
     "resume_from": "Go on behind output that this request has had: see docs/resume.md.",
     "ResumeFrom.checkpoint": "Where it stands: see docs/checkpoint.schema.json.",
+    "ResumeFrom.generation_id": (
+        "In place of a checkpoint: a streamed generation of this API key, which has ended "
+        "and is still kept."
+    ),
+    "ResumeFrom.seq": (
+        "Beside generation_id: the number of the last event that the client has; all of "
+        "them by default."
+    ),
     "ResumeFrom.output_token_ids": "In place of a checkpoint: all of that output.",
     "ResumeFrom.prompt_token_ids": (
         "Beside output_token_ids: refuse to go on behind another prompt."

@@ -102,7 +102,8 @@ class Generations:
 
     async def _cancel(self, request: web.Request) -> web.Response:
         client = Client(request.headers.get("Authorization"))
-        with self._intake.serving(request):
+        with self._intake.serving(request) as visit:
+            await self._intake.body(request, visit)  # which says nothing
             found = await self._replays.find(request.match_info["id"], client)
             await self._replays.journals.cancel(found)
             return _json(await self._described(await self._read(request)))

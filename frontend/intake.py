@@ -118,7 +118,8 @@ class Intake:
             self._metrics.shed("inflight", 0)
             msg = f"this frontend already serves {limit} requests"
             raise overloaded(msg)
-        if request.content_type not in ("application/json", "application/octet-stream"):
+        kinds = ("application/json", "application/octet-stream")
+        if request.method == "POST" and request.content_type not in kinds:
             msg = f"the body must be application/json, not {request.content_type}"
             raise ApiError(415, msg)
         self._num_inflight += 1

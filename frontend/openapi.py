@@ -80,8 +80,7 @@ def _operation(route: Route) -> Json:
                 "required": True,
                 "schema": {"type": "string", "minLength": 1},
             }
-            for name in ("model",)
-            if "{" + name + "}" in route.path
+            for name in re.findall(r"{(\w+)}", route.path)
         ],
         "responses": {
             str(status): response
@@ -90,6 +89,23 @@ def _operation(route: Route) -> Json:
             )
         },
     }
+    if route.follows:
+        operation["parameters"] += [
+            {
+                "name": "starting_after",
+                "in": "query",
+                "required": False,
+                "description": "The number of the last event that the client has.",
+                "schema": {"type": "integer", "minimum": 0},
+            },
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "required": False,
+                "description": "The same as the event's id, where that is not given.",
+                "schema": {"type": "string"},
+            },
+        ]
     if route.requests:
         operation["parameters"].append(
             {
@@ -121,7 +137,9 @@ def _answers(route: Route) -> dict[int, Json]:
     responses: dict[int, Json] = {}
     for status, answer in route.answers.items():
         content: Json = {}
-        if isinstance(answer, str):
+        if answer == "":
+            pass  # it has no body
+        elif isinstance(answer, str):
             text = {"type": "object" if answer.endswith("json") else "string"}
             content[answer] = {"schema": text}
         elif isinstance(answer, ListOf):

@@ -74,10 +74,13 @@ class Route(NamedTuple):
     method: str
     path: str
     summary: str
-    answers: dict[int, Struct | ListOf | str]  # by status; a string is a media type
+    answers: dict[
+        int, Struct | ListOf | str
+    ]  # by status; a string is a media type, or empty
     failures: tuple[int, ...] = (500,)  # answered by an ``ErrorAnswer``
     requests: tuple[Struct, ...] = ()  # the body is one of these
     chunk: Struct | None = None  # of each event, when streamed
+    follows: bool = False  # from a place in a stream on
 
 
 ROUTES = (
@@ -103,8 +106,9 @@ ROUTES = (
         "get",
         "/v1/generations/{id}/stream",
         "Follow a generation that is kept, from behind the events that one has",
-        {200: "text/event-stream", 204: "nothing"},
+        {200: "text/event-stream", 204: ""},
         _KEPT,
+        follows=True,
     ),
     Route(
         "get",

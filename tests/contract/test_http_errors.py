@@ -248,6 +248,7 @@ def routes(served: Stack) -> dict[str, set[str]]:
     for route in served.app.router.routes():
         assert route.resource is not None
         path = route.resource.canonical.replace("{model}", MODEL_NAME)
+        path = path.replace("{id}", "chatcmpl-0")
         taken.setdefault(path, set()).add(route.method)
     return taken
 
@@ -298,7 +299,8 @@ async def test_another_type_of_body_is_a_415_on_every_route(
         ) as answer:
             body = await answer.json()
 
-        assert answer.status == (415 if kind else 400), path
+        good = 404 if path.endswith("/cancel") else 400  # which needs no body
+        assert answer.status == (415 if kind else good), path
         assert set(body["error"]) == {"message", "type", "param", "code"}
 
 

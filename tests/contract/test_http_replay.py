@@ -1,0 +1,536 @@
+"""Kept generations: told again byte for byte, followed, cancelled, gone on from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from support.resumable import PATHS
+from support.stack import SimWorker, Stack, eventually, frontend
+from tokenwire.protocol.messages import Role
+
+CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
+ASKS: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "hello"}]},
+    "completions": {"prompt": "hello"},
+}
+BYTES = list(range(3, 259))  # each a byte: mostly no character by itself
+CONTINUE = {"on_disconnect": "continue"}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7, "allowed_token_ids": BYTES}
+
+
+@dataclass
+class Raw:
+    """A stream as bytes: one item for each event, with its lines."""
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    events: list[bytes] = field(default_factory=list[bytes])
+    is_over: bool = False
+
+    @property
+    def id(self) -> str:
+        """The generation's."""
+        return self.headers["X-Generation-Id"]
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        """What each event says, but for [DONE]."""
+        found = [event.partition(b"data: ")[2] for event in self.events]
+        return [json.loads(body) for body in found if body != b"[DONE]"]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All ids, joined."""
+        chunks = [body for body in self.bodies if body.get("choices")]
+        return [id_ for one in chunks for id_ in one["nvext"]["completion_token_ids"]]
+
+    async def take(self, answer: aiohttp.ClientResponse) -> None:
+        """Read a response to its end."""
+        self.status, self.headers = answer.status, answer.headers
+        waiting = b""
+        async for part in answer.content.iter_any():
+            waiting += part
+            *events, waiting = waiting.split(b"\n\n")
+            self.events += [event.removeprefix(b": ping\n") for event in events]
+        self.is_over = True
+
+    async def has(self, num_events: int) -> None:
+        """Return when so many events are here."""
+        await eventually(lambda: len(self.events) >= num_events, "events")
+
+
+class Client:
+    """Who asks a frontend."""
+
+    def __init__(self, served: Stack, key: str | None = None) -> None:
+        self.served = served
+        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    async def ask(
+        self,
+        route: str,
+        raw: Raw | None = None,
+        nvext: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Raw:
+        """Stream a resumable generation to its end."""
+        raw = raw or Raw()
+        body: dict[str, Any] = {
+            **ASKS[route],
+            "stream": True,
+            "nvext": {"resumable": True} | (nvext or {}),
+        } | fields
+        url = self.served.url + PATHS[route]
+        async with self.served.client.post(
+            url, json=body, headers=self.headers
+        ) as answer:
+            await raw.take(answer)
+        return raw
+
+    def begin(self, route: str, **fields: Any) -> tuple[Raw, asyncio.Task[Raw]]:
+        """Stream one in the background."""
+        raw = Raw()
+        return raw, asyncio.create_task(self.ask(route, raw, **fields))
+
+    async def replay(
+        self,
+        generation_id: str,
+        after: int | None = None,
+        raw: Raw | None = None,
+        sent: dict[str, str] | None = None,
+    ) -> Raw:
+        """Follow a generation to its end."""
+        raw = raw or Raw()
+        params = {} if after is None else {"starting_after": str(after)}
+        url = f"{self.served.url}/v1/generations/{generation_id}/stream"
+        async with self.served.client.get(
+            url, params=params, headers={**self.headers, **(sent or {})}
+        ) as answer:
+            if answer.content_type != "text/event-stream":
+                raw.status, raw.headers = answer.status, answer.headers
+                raw.events = [await answer.read()]
+            else:
+                await raw.take(answer)
+        return raw
+
+    async def call(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON of a call about a generation."""
+        url = f"{self.served.url}/v1/generations/{path}"
+        async with self.served.client.request(
+            method, url, headers=self.headers
+        ) as answer:
+            return answer.status, await answer.json()
+
+    async def state(self, generation_id: str) -> dict[str, Any]:
+        """Return what is said of a generation."""
+        status, body = await self.call("GET", generation_id)
+        assert status == 200, body
+        return body
+
+
+@asynccontextmanager
+async def running(
+    model: Path, roles: Sequence[Role], *options: str, **started: Any
+) -> AsyncGenerator[tuple[Client, Client, list[SimWorker]]]:
+    """Run two frontends that know all workers."""
+    async with AsyncExitStack() as stack:
+        workers: list[SimWorker] = []
+        for number, role in enumerate(roles):
+            worker = SimWorker(model, role, f"{role.value}-{number}", options)
+            stack.push_async_callback(worker.stop)
+            await worker.start(**started)
+            workers.append(worker)
+        served = [
+            await stack.enter_async_context(frontend(model, ("--worker-wait-s", "0.1")))
+            for _ in range(2)
+        ]
+        for one in served:
+            await one.know(workers)
+        yield Client(served[0]), Client(served[1]), workers
+
+
+PAIR = (Role.PREFILL, Role.DECODE)
+ONE = (Role.AGGREGATED,)
+
+
+@pytest_asyncio.fixture
+async def slow(
+    tiny_model: Path,
+) -> AsyncIterator[tuple[Client, Client, list[SimWorker]]]:
+    """A worker that takes its time."""
+    async with running(tiny_model, ONE, "--step-ms", "5") as two:
+        yield two
+
+
+async def idle(worker: SimWorker) -> None:
+    """Return when a worker has nothing left."""
+    await eventually(lambda: worker.idle, "idle")
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat", SAMPLED),
+    "completions": ("completions", SAMPLED),
+    "usage": (
+        "chat",
+        {
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            **SAMPLED,
+        },
+    ),
+    "logprobs": ("chat", {"logprobs": True, "top_logprobs": 3, **SAMPLED}),
+    "completion logprobs": ("completions", {"logprobs": 2, **SAMPLED}),
+    "checkpoints": ("chat", {"nvext": {"checkpoint": {"every_tokens": 16}}}),
+    "stop string": ("completions", {"stop": ["e", "zz"]}),
+    "native ids": ("completions", {"return_token_ids": True}),
+    "echo": ("completions", {"echo": True}),
+    "everything": (
+        "chat",
+        {
+            "nvext": {
+                "exactness": "same_rng",
+                "extra_fields": [
+                    "completion_token_ids",
+                    "worker_id",
+                    "stop_reason",
+                    "engine_data",
+                    "prompt_logprobs",
+                    "weight_version",
+                ],
+            },
+            "temperature": 1.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("roles", [ONE, PAIR], ids=["one", "pair"])
+@pytest.mark.parametrize("case", CASES)
+async def test_every_event_comes_again(
+    tiny_model: Path, case: str, roles: Sequence[Role]
+) -> None:
+    """From each number on, through another frontend, byte for byte; then there is none."""
+    route, fields = CASES[case]
+    async with running(
+        tiny_model, roles, "--step-ms", "0", "--tokens-per-step", "3"
+    ) as (first, second, _):
+        calm = await first.ask(route, max_tokens=40, **fields)
+        assert calm.status == 200
+        assert b"[DONE]" in calm.events[-1]
+        total = len(calm.events)
+        for seq in range(total):
+            again = await second.replay(calm.id, seq)
+            assert again.events == calm.events[seq:], seq
+            assert again.id == calm.id
+        by_header = await second.replay(
+            calm.id, sent={"Last-Event-ID": f"{calm.id}:{total - 2}"}
+        )
+        nothing = await second.replay(calm.id, total)
+
+    assert by_header.events == calm.events[-2:]
+    assert nothing.status == 204
+    assert nothing.events == [b""]
+
+
+@pytest.mark.parametrize("roles", [ONE, PAIR], ids=["one", "pair"])
+async def test_a_running_generation_is_followed(
+    tiny_model: Path, roles: Sequence[Role]
+) -> None:
+    """From each frontend in turn; who followed it before is told so."""
+    async with running(tiny_model, roles, "--step-ms", "5") as (first, second, workers):
+        options: dict[str, Any] = {
+            "nvext": {"resumable": CONTINUE},
+            "max_tokens": 200,
+            **SAMPLED,
+        }
+        made, reading = first.begin("chat", **options)
+        await made.has(10)
+        other = Raw()
+        following = asyncio.create_task(second.replay(made.id, 5, other))
+        await reading
+        await other.has(30)
+        last = await first.replay(made.id, 0)
+        await following
+        state = await second.state(made.id)
+        for worker in workers:
+            await idle(worker)
+
+    for raw in (made, other):
+        assert raw.bodies[-1]["error"]["code"] == "generation_interrupted"
+        assert raw.bodies[-1]["nvext"]["reason"] == "taken_over"
+    told = made.events[:-2]
+    assert told == last.events[: len(told)]
+    told = other.events[:-2]
+    assert told == last.events[5 : 5 + len(told)]
+    assert len(last.token_ids) == 200
+    assert state["status"] == "completed"
+    assert state["completion_tokens"] == 200
+    assert state["seq"] == len(last.events)
+    assert not state["is_followed"]
+    assert state["checkpoint"]["state"]["output"]["ids"] == last.token_ids
+
+
+async def test_it_goes_on_without_its_client(
+    slow: tuple[Client, Client, list[SimWorker]],
+) -> None:
+    """Where that was asked for: whoever comes back finds all of it."""
+    first, second, [worker] = slow
+    calm = await first.ask("chat", max_tokens=100, **SAMPLED)
+    options: dict[str, Any] = {
+        "nvext": {"resumable": CONTINUE},
+        "max_tokens": 100,
+        **SAMPLED,
+    }
+    made, reading = first.begin("chat", **options)
+    await made.has(20)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    [link] = first.served.pool.links
+    await eventually(lambda: not link.num_open, "left")
+    state = await second.state(made.id)
+    assert state["on_disconnect"] == "continue"
+    seen = len(made.events)
+    rest = await second.replay(made.id, seen)
+
+    assert made.token_ids + rest.token_ids == calm.token_ids
+    assert b"[DONE]" in rest.events[-1]
+    await idle(worker)
+
+
+async def test_it_ends_with_its_client(
+    slow: tuple[Client, Client, list[SimWorker]],
+) -> None:
+    """By default: what it had is kept, and can be gone on from by its id."""
+    first, second, [worker] = slow
+    calm = await first.ask("chat", max_tokens=100, **SAMPLED)
+    made, reading = first.begin("chat", max_tokens=100, **SAMPLED)
+    await made.has(20)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await idle(worker)
+    state = await second.state(made.id)
+    assert state["status"] == "cancelled"
+    assert state["finish_reason"] is None
+    assert state["completion_tokens"] < 100
+
+    again = await second.replay(made.id, len(made.events))
+    assert made.events + again.events == (await first.replay(made.id, 0)).events
+    error = again.bodies[-1]
+    assert error["error"]["code"] == "generation_interrupted"
+    assert error["nvext"]["reason"] == "cancelled"
+    assert error["nvext"]["checkpoint"]["state"]["output"]["len"] < 100
+
+    seq = 12  # the role, and 11 ids
+    source = {"generation_id": made.id, "seq": seq}
+    rest = await second.ask(
+        "chat", nvext={"resume_from": source}, max_tokens=100, **SAMPLED
+    )
+    assert calm.token_ids[:11] + rest.token_ids == calm.token_ids
+    opened = rest.bodies[0]["nvext"]
+    assert opened["generation"]["parent"] == made.id
+    assert opened["resume"]["prefix_tokens"] == 11
+    told = await first.replay(rest.id, 0)  # which is kept as well
+    assert told.events == rest.events
+
+
+async def test_it_is_cancelled(
+    slow: tuple[Client, Client, list[SimWorker]],
+) -> None:
+    """Through any frontend, as often as one likes; its stream says so."""
+    first, second, [worker] = slow
+    options: dict[str, Any] = {"nvext": {"resumable": CONTINUE}, "max_tokens": 400}
+    made, reading = first.begin("chat", **options)
+    await made.has(5)
+    status, error = await second.call("GET", f"{made.id}x")
+    assert (status, error["error"]["code"]) == (404, "generation_not_found")
+    source = {"generation_id": made.id}
+    active = await second.ask("chat", nvext={"resume_from": source}, max_tokens=400)
+    assert active.status == 409
+    states = [await second.call("POST", f"{made.id}/cancel") for _ in range(2)]
+    await reading
+    await idle(worker)
+
+    assert [status for status, _ in states] == [200, 200]
+    assert {state["status"] for _, state in states} == {"cancelled"}
+    assert made.bodies[-1]["nvext"]["reason"] == "cancelled"
+    assert (await second.replay(made.id, 0)).events == made.events
+
+
+async def test_it_is_deleted(slow: tuple[Client, Client, list[SimWorker]]) -> None:
+    """Running or not: nobody finds it any more."""
+    first, second, [worker] = slow
+    made, reading = first.begin("chat", max_tokens=400)
+    await made.has(5)
+    status, deleted = await second.call("DELETE", made.id)
+    await reading
+    assert (status, deleted["deleted"]) == (200, True)
+    assert made.bodies[-1]["nvext"]["reason"] == "cancelled"
+    await idle(worker)
+    for method, path in (
+        ("GET", made.id),
+        ("DELETE", made.id),
+        ("POST", f"{made.id}/cancel"),
+    ):
+        status, error = await second.call(method, path)
+        assert (status, error["error"]["code"]) == (404, "generation_not_found")
+
+
+async def test_only_its_own_client_finds_it(
+    slow: tuple[Client, Client, list[SimWorker]],
+) -> None:
+    """By the API key; for others it does not exist, whatever they try."""
+    first, second, [worker] = slow
+    mine = Client(first.served, "mine")
+    made, reading = mine.begin("chat", max_tokens=400)
+    await made.has(5)
+    for other in (second, Client(second.served, "another")):
+        assert (await other.replay(made.id, 0)).status == 404
+        for method, path in (
+            ("GET", made.id),
+            ("DELETE", made.id),
+            ("POST", f"{made.id}/cancel"),
+        ):
+            assert (await other.call(method, path))[0] == 404
+        source = {"generation_id": made.id}
+        assert (await other.ask("chat", nvext={"resume_from": source})).status == 404
+    assert not reading.done()
+    same = Client(second.served, "mine")
+    assert (await same.call("DELETE", made.id))[0] == 200
+    await reading
+    await idle(worker)
+
+
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ("starting_after=x", {}),
+        ("starting_after=-1", {}),
+        ("starting_after=", {}),
+        ("starting_after=" + "9" * 30, {}),
+        ("starting_after=1000", {}),
+        ("", {"Last-Event-ID": "another:3"}),
+        ("", {"Last-Event-ID": "3"}),
+    ],
+)
+async def test_a_place_that_is_none(
+    tiny_model: Path, query: str, headers: dict[str, str]
+) -> None:
+    """It is told what is wrong with it."""
+    async with running(tiny_model, ONE, "--step-ms", "0") as (first, second, _):
+        made = await first.ask("chat", max_tokens=5)
+        url = f"{second.served.url}/v1/generations/{made.id}/stream?{query}"
+        async with second.served.client.get(url, headers=headers) as answer:
+            body = await answer.json()
+
+    assert answer.status == 400
+    assert body["error"]["param"] in ("starting_after", "Last-Event-ID")
+
+
+@pytest.mark.parametrize(
+    ("source", "param"),
+    [
+        ({"generation_id": "x", "output_token_ids": [1]}, "nvext.resume_from"),
+        ({"seq": 1, "output_token_ids": [1]}, "nvext.resume_from.seq"),
+        ({"seq": 1}, "nvext.resume_from"),
+    ],
+)
+async def test_a_source_that_is_none(
+    tiny_model: Path, source: dict[str, Any], param: str
+) -> None:
+    """One of the three, with what belongs to it."""
+    async with running(tiny_model, ONE, "--step-ms", "0") as (first, _, _):
+        made = await first.ask("chat", nvext={"resume_from": source}, max_tokens=5)
+    assert made.status in (400, 404)
+
+
+async def test_without_a_journal_nothing_goes_on(tiny_model: Path) -> None:
+    """It is refused at the beginning; the rest of what is resumable works."""
+    async with running(tiny_model, ONE, "--step-ms", "0", capabilities=[]) as (
+        first,
+        second,
+        _,
+    ):
+        refused = await first.ask("chat", nvext={"resumable": CONTINUE})
+        made = await first.ask("chat", max_tokens=5)
+        assert refused.status == 400
+        assert (await second.replay(made.id, 0)).status == 404
+
+
+async def test_a_frontend_that_leaves_lets_it_go_on(
+    slow: tuple[Client, Client, list[SimWorker]],
+) -> None:
+    """Its client is told that it is interrupted, and finds all of it elsewhere."""
+    first, second, _ = slow
+    calm = await first.ask("chat", max_tokens=150, **SAMPLED)
+    options: dict[str, Any] = {
+        "nvext": {"resumable": CONTINUE},
+        "max_tokens": 150,
+        **SAMPLED,
+    }
+    made, reading = first.begin("chat", **options)
+    await made.has(10)
+    await first.served.intake.drain(0, asyncio.Event())
+    await reading
+    assert made.bodies[-1]["nvext"]["reason"] == "draining"
+    seen = len(made.events) - 2
+    rest = await second.replay(made.id, seen)
+
+    assert made.token_ids + rest.token_ids == calm.token_ids
+
+
+async def test_it_moves_while_it_is_followed(tiny_model: Path) -> None:
+    """A worker's death behind a second frontend: the same events, and told again."""
+    roles = (Role.AGGREGATED, Role.AGGREGATED)
+    async with running(tiny_model, roles, "--step-ms", "5") as (first, second, workers):
+        calm = await first.ask("chat", max_tokens=150, **SAMPLED)
+        options: dict[str, Any] = {
+            "nvext": {"resumable": CONTINUE},
+            "max_tokens": 150,
+            **SAMPLED,
+        }
+        made, reading = first.begin("chat", **options)
+        await made.has(10)
+        reading.cancel()
+        other = Raw()
+        following = asyncio.create_task(second.replay(made.id, 8, other))
+        await other.has(30)
+        [busy] = [worker for worker in workers if not worker.idle]
+        await busy.die()
+        await following
+        again = await first.replay(made.id, 8)
+
+    assert made.token_ids[:7] + other.token_ids == calm.token_ids
+    assert b"[DONE]" in other.events[-1]
+    assert again.events == other.events
+
+
+async def test_a_client_that_leaves_while_it_moves(tiny_model: Path) -> None:
+    """It goes on at the worker that comes, and is found there."""
+    roles = (Role.AGGREGATED, Role.AGGREGATED)
+    async with running(tiny_model, roles, "--step-ms", "5") as (first, second, workers):
+        calm = await first.ask("chat", max_tokens=150, **SAMPLED)
+        options: dict[str, Any] = {
+            "nvext": {"resumable": CONTINUE},
+            "max_tokens": 150,
+            **SAMPLED,
+        }
+        made, reading = first.begin("chat", **options)
+        await made.has(10)
+        [busy] = [worker for worker in workers if not worker.idle]
+        await busy.die()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        [other] = [worker for worker in workers if worker is not busy]
+        await eventually(lambda: not other.idle, "it moves")
+        rest = await second.replay(made.id, 8)
+
+    assert made.token_ids[:7] + rest.token_ids == calm.token_ids
