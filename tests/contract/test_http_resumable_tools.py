@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ import pytest
 from support.format_stacks import Start, format_stacks
 from support.formats import DEEPSEEK_R1, HERMES, LLAMA3, QWEN3, TOOLS, Format
 from support.resumable import Stream, cut, laws, resumed
-from support.stack import Stack
+from support.stack import Stack, frontend
 from tokenwire.frontend.message import MessagePart, merged
 from tokenwire.frontend.parsing import ParsingFold
 from tokenwire.frontend.planning import plan_output
@@ -186,3 +188,20 @@ async def test_the_contract_names_parsers_and_tools(serve: Start) -> None:
         plain.first["generation"]["contract"]
         != (stream.first["generation"]["contract"])
     )
+
+
+@pytest.mark.parametrize("form", OVER_HTTP, ids=lambda form: form.name)
+async def test_a_message_comes_again(serve: Start, form: Format) -> None:
+    """Reasoning and calls too, from each event on, at a frontend that saw none of it."""
+    async with AsyncExitStack() as also:
+        served = await also.enter_async_context(serve(form))
+        other = await also.enter_async_context(
+            frontend(Path(served.model.folder), parsers=served.parsers)
+        )
+        await other.know(served.workers)
+        for case in form.cases:
+            calm = await ask(case.name).run(served)
+            name = calm.first["generation"]["id"]
+            for seq in range(len(calm.events)):
+                again = await calm.again(other, name, seq)
+                assert again.events == calm.events[seq:], (case.name, seq)

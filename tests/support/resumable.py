@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
+
 from support.stack import Event, Stack, eventually
 from tokenwire.frontend.checkpoint import ids_sha256
 from tokenwire.frontend.fold import Fold
@@ -45,21 +47,33 @@ class Stream:
         url = served.url + self.path
         body = {**self.body, "stream": True}
         async with served.client.post(url, json=body, headers=self.headers) as answer:
-            self.status = answer.status
-            event_id = ""
-            async for raw in answer.content:
-                name, _, value = raw.decode().rstrip("\n").partition(": ")
-                if name == "" and value == "ping":
-                    self.num_pings += 1
-                elif name == "id":
-                    event_id = value
-                elif name == "data":
-                    self.done = value == "[DONE]"
-                    body_of = None if self.done else json.loads(value)
-                    self.events.append(Event(body_of, event_id))
-                else:
-                    assert name in {"", "retry"}, raw
+            await self._read(answer)
         return self
+
+    async def again(self, served: Stack, generation_id: str, seq: int) -> Stream:
+        """Return the same stream, told again from behind an event."""
+        told = Stream(self.path, self.body, self.headers)
+        url = f"{served.url}/v1/generations/{generation_id}/stream"
+        headers = {**self.headers, "Last-Event-ID": f"{generation_id}:{seq}"}
+        async with served.client.get(url, headers=headers) as answer:
+            await told._read(answer)
+        return told
+
+    async def _read(self, answer: aiohttp.ClientResponse) -> None:
+        self.status = answer.status
+        event_id = ""
+        async for raw in answer.content:
+            name, _, value = raw.decode().rstrip("\n").partition(": ")
+            if name == "" and value == "ping":
+                self.num_pings += 1
+            elif name == "id":
+                event_id = value
+            elif name == "data":
+                self.done = value == "[DONE]"
+                body_of = None if self.done else json.loads(value)
+                self.events.append(Event(body_of, event_id))
+            else:
+                assert name in {"", "retry"}, raw
 
     def start(self, served: Stack) -> asyncio.Task[Stream]:
         """Read in the background."""
