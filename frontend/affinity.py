@@ -1,8 +1,8 @@
-"""Which worker the requests of one session prefer: it has the session's KV cached.
+"""Which worker a request prefers: one that has its KV, or its session's, cached.
 
 Laws:
 - It is a hint: a worker that is notably busier than others, or that takes nothing, is
-  passed by, and no request fails or waits for the sake of its session.
+  passed by, and no request fails or waits for the sake of what is cached.
 - Frontends remember no session. Each ranks the workers for it by a hash of both names
   (rendezvous hashing), so all frontends agree, also after a restart; a worker that comes
   or goes moves only the sessions whose first choice it is.
@@ -56,24 +56,38 @@ def ranked(session_id: str, candidates: Sequence[C]) -> list[C]:
     )
 
 
-def choose(candidates: Sequence[C], session_id: str | None) -> C | None:
-    """Return who takes a request that brings output; None if there is nobody."""
-    if session_id is None or len(candidates) < 2:
+def choose(
+    candidates: Sequence[C], session_id: str | None, holder: C | None = None
+) -> C | None:
+    """Return who takes a request that brings output; None if there is nobody.
+
+    Args:
+        candidates: Who can.
+        session_id: Of the request.
+        holder: The candidate that has the sequence cached: it goes before the session's.
+    """
+    preferred = _preferred(candidates, session_id, holder)
+    if not preferred:
         return routing.choose(candidates)
     counts = [routing.cost(one)[0] for one in candidates]
     least = min(counts)
     share = MAX_SHARE * (sum(counts) + 1) / len(counts)
-    for one in ranked(session_id, candidates):
+    for one in preferred:
         count = routing.cost(one)[0]
         is_busy = count + 1 > share and count >= least + MIN_EXCESS
         is_full = one.card is not None and 0 < one.card.max_num_seqs <= count
         if count == least or not (is_busy or is_full):
             return one
-    return None  # never: one has the least
+    return routing.choose(candidates)
 
 
 def choose_prefill(
-    candidates: Sequence[C], session_id: str | None, num_tokens: int, most: int
+    candidates: Sequence[C],
+    session_id: str | None,
+    num_tokens: int,
+    most: int,
+    holder: C | None = None,
+    num_held: int = 0,
 ) -> C | None:
     """Return who computes a prompt; None if there is nobody.
 
@@ -83,11 +97,26 @@ def choose_prefill(
         num_tokens: Of the prompt. The preferred worker may have so many more to compute
             before it than another: elsewhere these would have to be computed at worst.
         most: No worker with more waiting tokens is preferred.
+        holder: As for ``choose``.
+        num_held: Tokens of the prompt that it has cached: so many would have to be
+            computed elsewhere.
     """
-    if session_id is None or len(candidates) < 2:
+    preferred = _preferred(candidates, session_id, holder)
+    if not preferred:
         return routing.choose_prefill(candidates)
-    limit = min(most, num_tokens + min(one.num_queued_tokens for one in candidates))
-    for one in ranked(session_id, candidates):
-        if one.num_queued_tokens <= limit:
+    least = min(one.num_queued_tokens for one in candidates)
+    for one in preferred:
+        worth = num_held if one is holder else num_tokens
+        if one.num_queued_tokens <= min(most, least + worth):
             return one
     return routing.choose_prefill(candidates)
+
+
+def _preferred(
+    candidates: Sequence[C], session_id: str | None, holder: C | None
+) -> list[C]:
+    """Return who is preferred to the least busy one, the most preferred first."""
+    if len(candidates) < 2:
+        return []
+    first = [] if holder is None else [holder]
+    return first if session_id is None else first + ranked(session_id, candidates)

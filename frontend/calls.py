@@ -320,6 +320,8 @@ async def _call(
                 capture=selection.kv_transfer_params,
                 lora=lora,
                 output_token_ids=[] if resume is None else resume.output_token_ids,
+                cached=resume.cached(len(token_ids), created) if resume else None,
+                comes_back=nvext.is_resumable or selection.completion_token_ids,
             )
             fold = _fold(request, model, job, strings, plan, (root, len(jobs)))
             jobs.append((job, fold))
@@ -332,7 +334,7 @@ async def _call(
             model,
             policy,
             pool.model,
-            pool.weights.adapters.get(lora, 0),
+            context.adapter_update if context else pool.weights.adapters.get(lora, 0),
         )
         resumable = begin(
             terms,

@@ -34,6 +34,7 @@ __all__ = [
     "Contract",
     "Environment",
     "Grammar",
+    "Holder",
     "Identity",
     "Integrity",
     "Output",
@@ -131,6 +132,13 @@ class Environment(_Part, frozen=True):
     device: Name | None = None
 
 
+class Holder(_Part, frozen=True):
+    """The worker that has computed this. It may still have it cached: no more than a hint."""
+
+    worker_id: Name
+    incarnation: Name  # new with every start: its cache is empty then
+
+
 class SamplingParams(_Part, frozen=True):
     """What decides which tokens come, with defaults filled in.
 
@@ -211,6 +219,7 @@ class Checkpoint(_Part, frozen=True, kw_only=True):
     environment: Environment
     sampling: SamplingParams
     state: State
+    holder: Holder | None = None  # null: nobody, or it is not known
     integrity: Integrity | None = None  # null: the operator has set no key
 
 

@@ -22,6 +22,7 @@ from .checkpoint import (
     Contract,
     Environment,
     Grammar,
+    Holder,
     SamplingParams,
     json_sha256,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "check_sampling",
     "differences",
     "environment_of",
+    "holder_of",
     "on_worker",
     "promise",
     "sampling_params",
@@ -155,6 +157,12 @@ def environment_of(peer: Peer | None) -> Environment:
         dtype=card.dtype or None,
         world_size=card.world_size,
     )
+
+
+def holder_of(peer: Peer | None) -> Holder | None:
+    """Return who may have cached what it has computed; None: nobody has."""
+    card = peer.card if peer is not None else None
+    return None if card is None else Holder(card.worker_id, card.incarnation)
 
 
 def sampling_params(

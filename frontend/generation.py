@@ -42,10 +42,11 @@ from tokenwire.protocol.messages import (
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 
 from . import legs
+from .checkpoint import Holder
 from .continuation import draws_again, drifts, is_plain, meets, needed, obstacle
 from .errors import ApiError, from_worker
 from .handover import Handover
-from .job import End, Job, Nobody, Sink
+from .job import Cached, End, Job, Nobody, Sink
 from .kept import History
 from .link import Link
 from .metrics import Metrics
@@ -108,6 +109,8 @@ class Generation:
         self._failed_reads = 0  # the same
         self._failed_captures = 0
         self._excluded: frozenset[Link] = frozenset()
+        # Who has computed it so far, the newest first: two prefill workers at most.
+        self._cached = [] if job.cached is None else [job.cached]
         self._chain = Chain(job.cache_salt, job.lora)
         # (num_tokens,) packed, for another worker
         self._output = bytearray(pack_ids(job.output_token_ids))
@@ -147,6 +150,14 @@ class Generation:
     def num_cached_tokens(self) -> int:
         """Of prompt and earlier output: what was there where the output began."""
         return self._record.num_cached_tokens
+
+    def holder(self, num_tokens: int) -> Holder | None:
+        """Return who has computed the first *num_tokens* new ids; None: nobody yet."""
+        return self._record.holder(num_tokens)
+
+    def weight_version_of(self, num_tokens: int) -> str | None:
+        """Return of which weights the last of *num_tokens* new ids is; None: of none."""
+        return self._record.weight_version_of(num_tokens)
 
     def start(self) -> None:
         """Send the request, or what is left of it, to a worker.
@@ -198,6 +209,8 @@ class Generation:
         self._record.discard()
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
+            if self._decoding:
+                self._remember(self._leg.link)
 
     def leave(self) -> None:
         """Let the sequence go on without its client, who has left.
@@ -298,6 +311,7 @@ class Generation:
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, text)
             return
         self._record.prefilled(leg.link, end, is_prompt_alone=not self._num_new)
+        self._note_cached(leg.link)
         token_ids = unpack_ids(first.token_ids) if first is not None else []
         is_last = end.reason is FinishReason.STOP
         if token_ids and is_last and counts(self._job, leg.link, self.num_tokens):
@@ -305,7 +319,7 @@ class Generation:
             self._sink = None
             self._note_weights(leg)
             self._output += first.token_ids if first is not None else b""
-            self._first_of_leg(end.num_cached_tokens, handed_over=False)
+            self._first_of_leg(leg, 1, end.num_cached_tokens, handed_over=False)
             logprobs = first.logprobs if first is not None else None
             sink.tokens(token_ids, logprobs, self._record.good_end(end, leg.link))
             return
@@ -345,7 +359,9 @@ class Generation:
             self._logprobs.append(item.logprobs)
         if not self._decoding:
             is_handed_over = self._record.prefill_end is not None
-            self._first_of_leg(item.num_cached_tokens, handed_over=is_handed_over)
+            self._first_of_leg(
+                leg, len(token_ids), item.num_cached_tokens, handed_over=is_handed_over
+            )
         sink = None if self._stopped else self._sink
         if sink is not None and end is not None and _is_good(end):
             self._leg = self._sink = None
@@ -500,9 +516,17 @@ class Generation:
             end.reason = FinishReason.LENGTH
             sink.ended(end)
 
-    def _first_of_leg(self, num_cached_tokens: int, *, handed_over: bool) -> None:
-        """Take note that a leg has brought a token of the output."""
+    def _first_of_leg(
+        self,
+        leg: legs.Leg,
+        num_tokens: int,
+        num_cached_tokens: int,
+        *,
+        handed_over: bool,
+    ) -> None:
+        """Take note that a leg has brought tokens of the output."""
         self._decoding = True
+        self._record.computed_by(self._num_new - num_tokens, leg.link)
         self._failures = self._failed_reads = 0
         self._excluded = frozenset()  # who failed may be well when this worker fails
         self._patience.end()
@@ -573,6 +597,8 @@ class Generation:
             captures=self._wants_capture,
             exactness=needed(job) if has_output else "",
             prefers_exact=has_output and not is_plain(job.sampling),
+            has_output=has_output,
+            cached=tuple(self._cached),
         )
 
     def _is_last(self, link: Link, needs: Needs) -> bool:
@@ -584,9 +610,17 @@ class Generation:
 
     def _remember(self, link: Link) -> None:
         """Note that *link*'s worker has the sequence in its cache now."""
-        if self._chain.hashes:  # else routing has no use for it
+        if self._chain.hashes or self._job.comes_back:  # else nobody looks for it
             self._chain.extend(self._packed())
             link.prefixes.add(self._chain)
+
+    def _note_cached(self, link: Link) -> None:
+        """Note that *link*'s worker has computed all of it: it may go on from there."""
+        card = link.card
+        if card is not None:
+            num_tokens = len(self._job.prompt_token_ids) + self.num_tokens
+            new = Cached(card.worker_id, card.incarnation, num_tokens)
+            self._cached = [new, *self._cached[:1]]
 
     def _packed(self) -> bytes:
         """Return the whole sequence so far, packed."""

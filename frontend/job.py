@@ -10,7 +10,7 @@ from tokenwire.protocol.messages import FinishReason, JsonObject, Logprobs, Samp
 from .errors import ApiError
 from .kept import Keeping
 
-__all__ = ["End", "Job", "Nobody", "Reasoning", "Sink"]
+__all__ = ["Cached", "End", "Job", "Nobody", "Reasoning", "Sink"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,6 +19,15 @@ class Reasoning:
 
     ended: bool | None = None  # None: it looks at the prompt with its own parser
     parser_kwargs: JsonObject | None = None  # for that parser
+
+
+@dataclass(slots=True, frozen=True)
+class Cached:
+    """Where the beginning of a sequence was computed: it may still be cached there."""
+
+    worker_id: str
+    incarnation: str  # of the worker: a restart empties its cache
+    num_tokens: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,6 +48,8 @@ class Job:
     lora: str = ""  # name of the adapter; empty: the model itself
     output_token_ids: list[int] = field(default_factory=list[int])
     """What it has had before: it goes on behind them, (num_output_tokens,)."""
+    cached: Cached | None = None  # where these were generated; None: nobody has said
+    comes_back: bool = False  # its client gets ids, and may want to go on behind them
     keeping: Keeping | None = None  # how its worker is to keep what it brings
 
     @property

@@ -14,7 +14,7 @@ import msgspec
 
 from tokenwire.protocol.messages import Finished, JsonObject, Keep, Logprobs
 
-from .checkpoint import Checkpoint, SeedSource
+from .checkpoint import Checkpoint, Holder, SeedSource
 
 __all__ = [
     "FORM",
@@ -44,6 +44,7 @@ class History(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_worker_id: str = ""
     # (index of the first id, version), ascending
     weight_versions: list[tuple[int, str]] = []
+    holders: list[tuple[int, Holder]] = []  # the same, of who has computed them
 
 
 class Context(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,6 +61,7 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True):
     num_earlier_tokens: int = 0  # of the output, from a generation before
     seed: int | None = None
     seed_source: SeedSource | None = None
+    adapter_update: int = 0  # which loaded its adapter
     resumed: Checkpoint | None = None  # where the request names a generation alone
     history: History = History()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tokenwire.protocol.captures import saved_path
 from tokenwire.protocol.messages import (
@@ -15,13 +16,17 @@ from tokenwire.protocol.messages import (
 )
 from tokenwire.protocol.tokens import TOKEN_BYTES, unpack_ids
 
+from .checkpoint import Holder
 from .continuation import prompt_rows
+from .contract import holder_of
 from .job import End, Job
 from .kept import History
 from .link import Link
 from .router import Route
 
 __all__ = ["Record", "discard"]
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,6 +68,7 @@ class Record:
     __slots__ = (
         "_first_token_at",
         "_handover_at",
+        "_holders",
         "_job",
         "_kept_params",
         "_num_cached_tokens",
@@ -88,6 +94,7 @@ class Record:
         self._handover_at = 0.0
         self._first_token_at: float | None = None
         self._weight_versions: list[tuple[int, str]] = []
+        self._holders: list[tuple[int, Holder]] = []  # from which id on who has them
         self.weight_version: str | None = None  # of the newest id
         self.route: Route | None = None  # of the newest legs
         self.prefill_end: Finished | None = None  # whose KV the decode leg reads
@@ -134,6 +141,20 @@ class Record:
         self._first_token_at = time.monotonic()
         return self._first_token_at - self._handover_at if handed_over else None
 
+    def computed_by(self, first_index: int, link: Link) -> None:
+        """Take note of whose ids come from *first_index* on."""
+        holder = holder_of(link)
+        if holder is not None:
+            self._holders.append((first_index, holder))
+
+    def holder(self, num_tokens: int) -> Holder | None:
+        """Return who has computed the first *num_tokens* new ids; None: nobody yet."""
+        return _at(self._holders, num_tokens)
+
+    def weight_version_of(self, num_tokens: int) -> str | None:
+        """Return of which weights the last of *num_tokens* new ids is; None: of none."""
+        return _at(self._weight_versions, num_tokens)
+
     def weights(self, first_index: int, weight_version: str | None) -> None:
         """Take note that ids from *first_index* on are of other weights than before."""
         self.weight_version = weight_version
@@ -156,6 +177,7 @@ class Record:
             moved=self.moved,
             prefill_worker_id=self._prefill_worker_id,
             weight_versions=list(self._weight_versions),
+            holders=list(self._holders),
         )
 
     def restore(self, history: History, link: Link, kept: Recalled) -> None:
@@ -179,6 +201,9 @@ class Record:
         num_earlier = len(self._job.prompt_token_ids) + len(self._job.output_token_ids)
         first = num_tokens - kept.num_new_tokens - num_earlier
         since = [(first + index, version) for index, version in kept.weight_versions]
+        self._holders = list(history.holders)
+        if kept.num_new_tokens:
+            self.computed_by(first, link)
         for index, version in [*history.weight_versions, *since]:
             if version != self.weight_version:
                 self.weights(index, version)
@@ -239,3 +264,9 @@ class Record:
             end.weight_version = self.weight_version or decode.weight_version
         end.weight_versions = self._weight_versions
         return end
+
+
+def _at(changes: list[tuple[int, T]], num_tokens: int) -> T | None:
+    """Return what holds for the last of *num_tokens* ids, the first if there is none."""
+    found = [value for index, value in changes if not index or index < num_tokens]
+    return found[-1] if found else None

@@ -15,12 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from tokenwire.protocol.messages import Logprobs
 from tokenwire.protocol.tokens import pack_ids
 
 from .checkpoint import (
     Checkpoint,
     Contract,
+    Holder,
     Identity,
     Output,
     Prompt,
@@ -31,7 +34,7 @@ from .checkpoint import (
     ids_sha256,
     json_sha256,
 )
-from .contract import Terms, environment_of, on_worker, promise
+from .contract import Terms, environment_of, holder_of, on_worker, promise
 from .errors import ApiError
 from .kept import FORM, Context, Keeping
 from .logprobs import sampled_logprobs
@@ -67,6 +70,14 @@ class Source(Protocol):
     @property
     def num_cached_tokens(self) -> int:
         """Of prompt and earlier output: what did not have to be computed."""
+        ...
+
+    def holder(self, num_tokens: int) -> Holder | None:
+        """Return who has computed the first *num_tokens* new ids; None: nobody yet."""
+        ...
+
+    def weight_version_of(self, num_tokens: int) -> str | None:
+        """Return of which weights the last of *num_tokens* new ids is; None: of none."""
         ...
 
 
@@ -172,6 +183,7 @@ class Resumable:
                 len(job.output_token_ids),
                 job.sampling.seed,
                 origin.seed_source,
+                self._terms.adapter_update,
                 resumed,
             ),
         )
@@ -325,8 +337,27 @@ class Resumable:
 
     def contract(self) -> Contract:
         """Return what must be equal where this goes on."""
-        peer, contract = self._peer, self.request_contract
-        return contract if peer is None else on_worker(contract, peer)
+        source, contract = self.source, self.request_contract
+        if source is None or source.peer is None:
+            return contract
+        contract = on_worker(contract, source.peer)
+        # Since then the worker may have got others.
+        weight_version = source.weight_version_of(self._num_new)
+        if weight_version is None:
+            return contract
+        return msgspec.structs.replace(contract, weight_version=weight_version)
+
+    @property
+    def _holder(self) -> Holder | None:
+        source = self.source
+        if source is None:
+            return None
+        return source.holder(self._num_new) or holder_of(source.peer)
+
+    @property
+    def _num_new(self) -> int:
+        """Ids that this generation has brought."""
+        return len(self._token_ids) - len(self._terms.job.output_token_ids)
 
     def checkpoint(self, seq: int) -> Checkpoint:
         """Return where it stands after event *seq*."""
@@ -351,6 +382,7 @@ class Resumable:
                 ),
                 contract=self.contract(),
                 environment=environment_of(self._peer),
+                holder=self._holder,
                 sampling=self._params,
                 state=State(
                     prompt=self._prompt,

@@ -32,7 +32,7 @@ from .contract import (
     on_worker,
     promise,
 )
-from .job import Job
+from .job import Cached, Job
 from .kept import Known
 from .nvext import Nvext
 from .peer import Peer
@@ -50,6 +50,11 @@ from .tokenizer import TextModel
 
 __all__ = ["Resume", "Resumed", "read_resume"]
 
+
+HELD_S = 30 * 60
+"""From a generation's beginning on, for how long its KV is looked for where it was. On a
+busy worker others have taken its place by then. A guess that is wrong has a decode worker
+compute what a prefill worker should."""
 
 MAX_ID = 2**32 - 1
 """The largest that the wire has a form for; the vocabulary is looked at later."""
@@ -88,6 +93,22 @@ class Resume:
         if self.checkpoint is None:
             return None
         return self.checkpoint.state.cumulative_logprob
+
+    def cached(self, num_prompt_tokens: int, now: float) -> Cached | None:
+        """Return who may have all of it cached; None: nobody knows.
+
+        Args:
+            num_prompt_tokens: Of the prompt before the output.
+            now: Unix seconds.
+        """
+        checkpoint = self.checkpoint
+        if checkpoint is None or checkpoint.holder is None:
+            return None
+        if now - checkpoint.identity.created > HELD_S:
+            return None
+        num_tokens = num_prompt_tokens + len(self.output_token_ids)
+        holder = checkpoint.holder
+        return Cached(holder.worker_id, holder.incarnation, num_tokens)
 
     def check(
         self, job: Job, contract: Contract, params: SamplingParams, pool: Pool

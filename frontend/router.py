@@ -17,8 +17,9 @@ from .affinity import choose, choose_prefill
 from .continuation import meets
 from .disaggregation import PrefillPlace, RemotePrefill
 from .errors import ApiError
+from .job import Cached
 from .link import Link
-from .prefixes import Chain
+from .prefixes import CHUNK_TOKENS, Chain
 from .weights import Weights
 
 __all__ = ["Needs", "Route", "Router"]
@@ -43,6 +44,8 @@ class Needs:
     captures: bool = False  # hidden states are to be saved, if that is anywhere
     exactness: str = ""  # it goes on behind output: only as exactly, see ``Card``
     prefers_exact: bool = False  # the same, where a worker is exact at all
+    has_output: bool = False  # somebody has computed what it goes on behind
+    cached: tuple[Cached, ...] = ()  # who, as far as that was said
 
 
 class Router:
@@ -95,7 +98,11 @@ class Router:
             if exclude and self._capturing(frozenset(), needs, num_tokens):
                 # Who saves them has failed: an answer without them would hide that.
                 raise self._no_worker()
-        decode = choose(self._outputs(exclude, needs), needs.session_id)
+        outputs = self._outputs(exclude, needs)
+        if needs.has_output:
+            chain.extend(packed)
+        holder, num_held = _holder(outputs, needs, num_tokens, chain)
+        decode = choose(outputs, needs.session_id, holder)
         if decode is None:
             raise self._no_worker()
         if decode.card is not None and decode.card.role is Role.AGGREGATED:
@@ -106,9 +113,10 @@ class Router:
             num_tokens,
         )
         chain.extend(packed)
+        num_cached = decode.prefixes.num_cached_tokens(chain)
         place = self._remote_prefill.place(
             num_tokens=num_tokens,
-            num_cached_tokens=decode.prefixes.num_cached_tokens(chain),
+            num_cached_tokens=num_held if decode is holder else num_cached,
             num_queued_tokens=None if prefill is None else prefill.num_queued_tokens,
         )
         is_remote = place is PrefillPlace.REMOTE
@@ -123,7 +131,8 @@ class Router:
         began has got other hand-overs since.
         """
         decoders = [one for one in self._decoders(exclude) if _fit(prefill, one)]
-        return choose(self._fit_for(needs, decoders), needs.session_id)
+        able = self._fit_for(needs, decoders)
+        return choose(able, needs.session_id, _named(able, needs)[0])
 
     def _capturing(
         self, exclude: frozenset[Link], needs: Needs, num_tokens: int
@@ -152,11 +161,13 @@ class Router:
     def _prefill(
         self, candidates: list[Link], needs: Needs, num_tokens: int
     ) -> Link | None:
+        able = self._able(needs, candidates)
         return choose_prefill(
-            self._able(needs, candidates),
+            able,
             needs.session_id,
             num_tokens,
             self._remote_prefill.max_queued_tokens,
+            *_named(able, needs),
         )
 
     def _outputs(self, exclude: frozenset[Link], needs: Needs) -> list[Link]:
@@ -182,6 +193,38 @@ class Router:
         """Return who has the adapter; those that make steps, if any does."""
         able = [link for link in links if self._weights.has(link, needs.lora)]
         return [link for link in able if not link.stands] or able
+
+
+def _holder(
+    links: list[Link], needs: Needs, num_tokens: int, chain: Chain
+) -> tuple[Link | None, int]:
+    """Return who has most of what a sequence goes on behind, and how many tokens.
+
+    Who was named has all that was said. Of the others it is known by whole chunks: who
+    has all of these has the rest of the sequence, too, or nearly.
+    """
+    link, num_held = _named(links, needs)
+    if link is not None or not needs.has_output:
+        return link, num_held
+    for one in links:
+        num_cached = one.prefixes.num_cached_tokens(chain)
+        if num_cached > num_held:
+            link, num_held = one, num_cached
+    is_all = num_held and num_tokens - num_held < CHUNK_TOKENS
+    return link, num_tokens if is_all else num_held
+
+
+def _named(links: list[Link], needs: Needs) -> tuple[Link | None, int]:
+    """Return who is said to have the beginning of a sequence, and how many tokens."""
+    for cached in needs.cached:
+        for link in links:
+            card = link.card
+            if card is not None and (card.worker_id, card.incarnation) == (
+                cached.worker_id,
+                cached.incarnation,
+            ):
+                return link, cached.num_tokens
+    return None, 0
 
 
 def _fit(prefill: Link, decode: Link) -> bool:

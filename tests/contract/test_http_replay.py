@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from support.resumable import PATHS
 from support.stack import SimWorker, Stack, eventually, frontend
-from tokenwire.protocol.messages import Role
+from tokenwire.protocol.messages import Admin, Role
 
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
 ASKS: dict[str, dict[str, Any]] = {
@@ -511,6 +511,39 @@ async def test_it_moves_while_it_is_followed(tiny_model: Path) -> None:
     assert made.token_ids[:7] + other.token_ids == calm.token_ids
     assert b"[DONE]" in other.events[-1]
     assert again.events == other.events
+
+
+async def test_what_is_told_of_workers_is_as_it_was(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Checkpoints of before a move, and of before newer weights, come again as such."""
+    (tmp_path / "model.safetensors").write_bytes(b"newer")
+    roles = (Role.AGGREGATED, Role.AGGREGATED)
+    nvext = {"resumable": CONTINUE, "checkpoint": {"every_tokens": 16}}
+    async with running(tiny_model, roles, "--step-ms", "5") as (first, second, workers):
+        made, reading = first.begin("chat", nvext=nvext, max_tokens=100, **SAMPLED)
+        await made.has(40)
+        [busy] = [worker for worker in workers if not worker.idle]
+        await busy.die()
+        await reading
+        [other] = [worker for worker in workers if worker is not busy]
+        update = Admin(
+            "a1",
+            "update_weights",
+            {"weight_version": "newer", "update": 5, "weight_dir": str(tmp_path)},
+            5.0,
+        )
+        [link] = [one for one in first.served.pool.links if one.is_ready]
+        done = await link.administer(update)
+        assert not done.error, done
+        await eventually(lambda: link.weight_version == "newer", "newer weights")
+        again = await second.replay(made.id, 0)
+
+    told = [body["nvext"].get("checkpoint") for body in made.bodies if "nvext" in body]
+    holders = [one["holder"]["worker_id"] for one in told if one is not None]
+    assert holders[0] == busy.name
+    assert holders[-1] == other.name
+    assert again.events == made.events
 
 
 async def test_a_client_that_leaves_while_it_moves(tiny_model: Path) -> None:

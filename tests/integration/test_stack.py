@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
-import sys
 import urllib.request
-from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +17,14 @@ from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from support.awake import within
-from support.real_stack import LOAD_S, NAME, PAIR, gauge_pages, prompt_of
+from support.real_stack import (
+    LOAD_S,
+    NAME,
+    PAIR,
+    another_frontend,
+    gauge_pages,
+    prompt_of,
+)
 from support.up import Up, until
 from support.vllm_engine import (
     MODEL,
@@ -352,35 +354,6 @@ async def test_nonsense_harms_nobody(pair: Up, client: AsyncOpenAI) -> None:
     assert await going > 1
 
 
-@asynccontextmanager
-async def another_frontend(
-    pair: Up, *arguments: str
-) -> AsyncGenerator[tuple[str, Process]]:
-    """A frontend with *arguments* at the same workers; yields its URL, too."""
-    workers = set(re.findall(r"up at (tcp://\S+?),", pair.log.read_text()))
-    given = [word for worker in workers for word in ("--worker", worker)]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tokenwire.frontend", "--model", MODEL),
-        *("--served-model-name", NAME, "--port", "0", *given, *arguments),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    try:
-        url = ""
-        async with within(60):
-            while not url:
-                line = (await process.stderr.readline()).decode()
-                assert line, "the frontend ended"
-                url = line.partition("listening on ")[2].strip()
-        draining = asyncio.create_task(process.stderr.read())
-        yield url, process
-        draining.cancel()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
 @session
 async def test_forced_tool_calls_obey_their_schema(pair: Up) -> None:
     """Whatever a small model would rather say; streamed and not, the same call."""
@@ -436,57 +409,6 @@ async def test_forced_tool_calls_obey_their_schema(pair: Up) -> None:
                     arguments += part.function.arguments or ""
             assert arguments == call.function.arguments
             assert ids == cast("Any", whole).nvext["completion_token_ids"]
-
-
-def events_of(data: bytes) -> list[bytes]:
-    """Return the whole events of a stream, without pings."""
-    return [one.removeprefix(b": ping\n") for one in data.split(b"\n\n")[:-1]]
-
-
-def ids_of(events: list[bytes]) -> list[int]:
-    """Return the ids of a resumable stream's events, joined."""
-    bodies = [event.partition(b"data: ")[2] for event in events]
-    chunks = [json.loads(body) for body in bodies if b'"completion_token_ids"' in body]
-    return [id_ for one in chunks for id_ in one["nvext"]["completion_token_ids"]]
-
-
-@session
-async def test_a_killed_frontend_is_told_on_by_another(pair: Up) -> None:
-    """Byte for byte from where its client was, with the draws of an undisturbed run."""
-    request: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "Tell me a story."}],
-        "max_tokens": 60,
-        "temperature": 0.8,
-        "seed": 11,
-        "stream": True,
-        "nvext": {"resumable": {"on_disconnect": "continue"}},
-    }
-    path = "/v1/chat/completions"
-    async with aiohttp.ClientSession() as http:
-        async with http.post(pair.url + path, json=request) as answer:
-            calm = events_of(await answer.read())
-        async with another_frontend(pair) as (url, process):
-            other = replace(pair, port=int(url.rpartition(":")[2]))
-            await until(lambda: other.ready(**PAIR), LOAD_S, "ready")
-            read = b""
-            async with http.post(url + path, json=request) as answer:
-                name = answer.headers["X-Generation-Id"]
-                while read.count(b"\n\n") < 20:
-                    read += await answer.content.readany()
-                process.kill()
-                await process.wait()
-        seen = events_of(read)
-        follow = f"{pair.url}/v1/generations/{name}/stream"
-        params = {"starting_after": str(len(seen))}
-        async with http.get(follow, params=params) as answer:
-            assert answer.status == 200
-            rest = events_of(await answer.read())
-        async with http.get(follow) as answer:
-            again = events_of(await answer.read())
-
-    assert seen + rest == again
-    assert ids_of(again) == ids_of(calm)
-    assert len(ids_of(seen)) < len(ids_of(calm))
 
 
 @session

@@ -15,7 +15,7 @@ from support.stack import eventually
 from tokenwire.frontend import handover, patience
 from tokenwire.frontend.errors import ApiError, no_such_model
 from tokenwire.frontend.generation import Generation
-from tokenwire.frontend.job import End, Job
+from tokenwire.frontend.job import Cached, End, Job
 from tokenwire.frontend.link import Link
 from tokenwire.frontend.metrics import Metrics
 from tokenwire.frontend.pool import Pool
@@ -25,6 +25,7 @@ from tokenwire.frontend.router import Needs, Route
 from tokenwire.protocol.errors import MessageTooLarge
 from tokenwire.protocol.messages import (
     AGAIN,
+    Card,
     ErrorKind,
     Finished,
     FinishReason,
@@ -41,6 +42,7 @@ from tokenwire.protocol.tokens import pack_ids, unpack_ids
 
 PROMPT = [5, 6, 7]
 KV: JsonObject = {"blocks": [1]}
+JOB_FIELDS = ("migratable", "exactness", "capture", "output_token_ids", "cached")
 
 
 @dataclass(eq=False)  # as hashable as a link
@@ -49,6 +51,7 @@ class FakeLink:
 
     worker_id: str
     weight_version: str | None = "default"
+    card: Card | None = None
     update: int = 0
     prefixes: Prefixes = field(default_factory=Prefixes)
     submits: list[Submit] = field(default_factory=list[Submit])
@@ -114,7 +117,7 @@ class FakePool:
         default_factory=list["Callable[[], None]"]
     )
     released: list[JsonObject] = field(default_factory=list[JsonObject])
-    asked_to_capture: list[bool] = field(default_factory=list[bool])
+    asked: list[Needs] = field(default_factory=list[Needs])
 
     @property
     def router(self) -> FakePool:
@@ -130,7 +133,7 @@ class FakePool:
         self, packed: bytes, chain: Chain, exclude: frozenset[Any], needs: Needs
     ) -> Route:
         """Return the route, without what is excluded."""
-        self.asked_to_capture.append(needs.captures)
+        self.asked.append(needs)
         chain.extend(packed)
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         if not left:
@@ -238,11 +241,7 @@ def begin(
         if exact and link.worker_id.startswith(tuple(exact.split())):
             link.exactness = "same_rng"
     sink = RecordingSink()
-    job_fields = {
-        name: fields.pop(name)
-        for name in ("migratable", "exactness", "capture", "output_token_ids")
-        if name in fields
-    }
+    job_fields = {name: fields.pop(name) for name in JOB_FIELDS if name in fields}
     sampling = msgspec.structs.replace(
         Sampling(max_tokens=9, temperature=0.0), **fields
     )
@@ -526,6 +525,22 @@ def test_an_output_goes_on_through_a_hand_over() -> None:
     assert run.pool.released == []
     other.replies[0].tokens(tokens(0, 4), finished(FinishReason.STOP, 1))
     assert [end.num_cached_tokens for end in run.sink.ends] == [1]  # of the first round
+
+
+def test_who_has_computed_it_is_told_to_routing() -> None:
+    """Where it was begun, then each prefill worker, as far as they have come."""
+    begun = Cached("begun", "1", 4)
+    run = begin(disaggregated=True, others=1, output_token_ids=[4], cached=begun)
+    run.prefill.card = Card(
+        1, "prefill", "p1", Role.PREFILL, "m", 99, 99, 16, "sim", "1"
+    )
+    run.handed_over()
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.decode.replies[0].lost("gone")
+
+    first, second = run.pool.asked
+    assert (first.has_output, first.cached) == (True, (begun,))
+    assert second.cached == (Cached("prefill", "p1", 4), begun)
 
 
 def test_a_worker_lost_before_it_read_the_kv_leaves_none_behind() -> None:
@@ -923,7 +938,7 @@ def test_only_who_can_see_the_path_has_states_saved(capture: bool) -> None:
     run = capturing(disaggregated=False, capture=capture)
     wanted = len(PROMPT) if capture else 0
     assert run.decode.submits[0].capture_tokens == wanted
-    assert run.pool.asked_to_capture[-1] is capture
+    assert run.pool.asked[-1].captures is capture
 
 
 def test_the_prompt_s_states_come_from_the_prefill_leg() -> None:
