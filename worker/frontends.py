@@ -129,14 +129,15 @@ class Request:
 
     def end(self, end: EngineFinished) -> Finished:
         """Return what the frontend is told of the engine's *end*."""
-        if self.is_cancelled and self.ended_by is EndedBy.OLD_KV:
+        is_old = self.ended_by is EndedBy.OLD_KV
+        if self.is_cancelled and (is_old or end.reason is FinishReason.ERROR):
             return self.made_up_end(FinishReason.ABORT)
         if end.reason is FinishReason.ABORT and not self.is_cancelled:
             if self.is_evicted:
                 return self.evicted_end()
             if self.ended_by is EndedBy.UNLOAD:
                 return self._unloaded_end()
-        if self.ended_by is EndedBy.OLD_KV and end.reason is not FinishReason.ERROR:
+        if is_old and end.reason is not FinishReason.ERROR:
             return self._old_kv_end(end.handover)
         prompt = pack_ids(end.prompt_token_ids) if self.submit.echo_prompt else None
         return Finished(
@@ -172,15 +173,19 @@ class Request:
 
     def given_up_end(self) -> Finished:
         """Return an end for a request that the engine does not end after an abort."""
-        if self.is_cancelled:
-            return self.made_up_end(FinishReason.ABORT)
-        if self.is_evicted:
+        if self.is_evicted or self.is_cancelled:
             return self.evicted_end()
         if self.ended_by is EndedBy.OLD_KV:
             return self._old_kv_end()
         if self.ended_by is EndedBy.UNLOAD:
             return self._unloaded_end()
         return self.made_up_end(FinishReason.ABORT)
+
+    def dead_end(self, reason: str) -> Finished:
+        """Return the end of what runs when its engine dies."""
+        if self.is_cancelled:
+            return self.made_up_end(FinishReason.ABORT)
+        return self.made_up_end(FinishReason.ERROR, ErrorKind.ENGINE, reason)
 
     def goes_on_end(self) -> Finished:
         """Return the end for who follows it no longer, while it goes on."""
@@ -206,6 +211,8 @@ class Request:
 
     def evicted_end(self) -> Finished:
         """Return the end of what the worker did not finish before it left."""
+        if self.is_cancelled:
+            return self.made_up_end(FinishReason.ABORT)
         return self.made_up_end(
             FinishReason.ERROR, ErrorKind.DRAINING, "the worker is leaving"
         )

@@ -27,9 +27,7 @@ from tokenwire.protocol.messages import (
     Card,
     Discard,
     EngineDead,
-    ErrorKind,
     Finished,
-    FinishReason,
     FromFrontend,
     Hello,
     Leg,
@@ -328,10 +326,7 @@ class Service:
         self.dead_reason = reason[:MAX_ERROR_CHARS]
         self._admission.is_draining = True
         for request in self._requests:
-            self._answer(
-                request,
-                request.made_up_end(FinishReason.ERROR, ErrorKind.ENGINE, reason),
-            )
+            self._answer(request, request.dead_end(reason))
         self.flush()
         for frontend in list(self._frontends.values()):
             self._delivery.send(frontend, EngineDead(self.dead_reason))
