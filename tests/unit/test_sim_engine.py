@@ -147,6 +147,25 @@ async def test_a_script_goes_on_behind_what_there_was_of_it(tmp_path: Path) -> N
     await engine.stop()
 
 
+async def test_an_output_on_hold_has_steps_and_no_tokens(tmp_path: Path) -> None:
+    """So that its worker is not taken for stalled; an abort ends it as any other."""
+    timers = FakeTimers()
+    script = tmp_path / "script.json"
+    script.write_text('[{"output_token_ids": [5, 6, 7], "hold_at": 2}]')
+    engine, sink, _ = await start_sim("--script", str(script), timers=timers)
+    engine.submit(engine_request("held", [8], max_tokens=9))
+    timers.advance(1.0)
+    num_outputs, num_steps = sink.num_outputs, engine.load().num_steps or 0
+    timers.advance(1.0)
+    assert sink.ids["held"] == [5, 6]
+    assert (engine.load().num_steps or 0) > num_steps
+    assert sink.num_outputs == num_outputs
+    engine.abort("held")
+    timers.settle()
+    assert sink.ends["held"].reason is FinishReason.ABORT
+    await engine.stop()
+
+
 async def test_a_dying_engine_ends_everything_first() -> None:
     """Then it says so, and refuses what still comes."""
     timers = FakeTimers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from zlib import crc32
 
 import pytest
@@ -13,7 +14,7 @@ from tokenwire.protocol.tokens import pack_ids, unpack_floats, unpack_ids
 from tokenwire.worker.engine import EngineRequest
 from tokenwire.worker.sim.model import SimModel
 from tokenwire.worker.sim.sampler import Rule, Sampler, prompt_logprobs
-from tokenwire.worker.sim.script import Answer
+from tokenwire.worker.sim.script import DRAWN, Answer
 
 EOS = 2
 MODEL = SimModel(
@@ -207,6 +208,40 @@ def test_a_script_can_go_on_by_the_rule() -> None:
     assert ids[:2] == [10, 11]
     assert set(ids[2:]) <= set(MODEL.printable)
     assert len(ids) == 6
+
+
+def test_a_script_may_leave_ids_to_the_draws() -> None:
+    """Seeds decide on them, and how much output there is where draws count it."""
+    drawing = Rule(MODEL, output_draws=True)
+    holes = Answer([7, DRAWN, 8, DRAWN, DRAWN], 0, True, drawn=range(500, 537))
+
+    def drawn(seed: int, prior: list[int], *, told: bool = True) -> list[int]:
+        request = engine_request(
+            prompt=[1, 2, *prior],
+            sampling=Sampling(max_tokens=9, seed=seed),
+            num_prior=len(prior) if told else 0,
+        )
+        answer = holes if told else replace(holes, start=len(prior))
+        return run(sampler(request, answer, drawing))
+
+    outputs = [drawn(seed, []) for seed in range(12)]
+    for seed, ids in enumerate(outputs):
+        assert (ids[0], ids[2], ids[5:]) == (7, 8, [EOS])
+        assert set(ids[1:5]) <= {8, *holes.drawn}
+        assert drawn(seed, ids[:2]) == ids[2:]
+    assert len({tuple(ids) for ids in outputs}) > 6
+    untold = [drawn(n, ids[:2], told=False) for n, ids in enumerate(outputs)]
+    assert untold != [ids[2:] for ids in outputs]
+
+
+@pytest.mark.parametrize("hold_at", [0, 1, 3, 4])
+def test_a_script_may_hold_an_output(hold_at: int) -> None:
+    """At its token, before an end that would come with it; elsewhere it goes on."""
+    held = Answer([10, 11, 12], 0, True, hold_at=hold_at)
+    made = sampler(engine_request(sampling=Sampling(max_tokens=20)), held)
+    ids = [token_id for _ in range(9) for token_id in made.take(2)]
+    assert (ids, made.reason) == ([10, 11, 12, EOS][:hold_at], None)
+    assert run(scripted(10, 11, 12)) == [10, 11, 12, EOS]
 
 
 def test_the_mean_decides_where_eos_falls() -> None:

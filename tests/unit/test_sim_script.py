@@ -57,6 +57,22 @@ def test_other_rules_resume_only_if_they_say_so() -> None:
     assert answer(resuming, [1, 7, 8]) == Answer([7, 8], 2, then_eos=True)
 
 
+def test_a_drawn_id_matches_each_that_it_may_be() -> None:
+    """Where a prompt goes on behind scripted output, and what a grammar takes."""
+    exact = ScriptEntry([7, -1, 9], prompt_token_ids=[1, 2], drawn=(5, 6))
+    loose = ScriptEntry([7, -1, 9], drawn=(5, 6), resume=True)
+    for entry in (exact, loose):
+        got = answer(entry, [1, 2, 7, 6])
+        assert got is not None
+        assert got.start == 2
+    assert answer(exact, [1, 2, 7, 9]) is None
+    fresh = answer(exact, [1, 2])
+    assert fresh is not None
+    assert fresh.begins_with([7, 5, 9, 1])
+    assert fresh.begins_with([])
+    assert not fresh.begins_with([7, 9])
+
+
 def test_no_rule_no_answer() -> None:
     """The engine's own rule goes on then."""
     assert Script().answer([1]) is None
@@ -72,7 +88,13 @@ def test_a_file_is_a_list_of_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '[{"output": [1]}]', '[{"output_token_ids": "x"}]']
+    "text",
+    [
+        "{",
+        '[{"output": [1]}]',
+        '[{"output_token_ids": "x"}]',
+        '[{"output_token_ids": [-1]}]',
+    ],
 )
 def test_a_file_of_another_kind_is_named(tmp_path: Path, text: str) -> None:
     """One sentence, with the path; so is a file that is not there."""

@@ -153,8 +153,7 @@ class SimEngine:
                 self._end_soon(_refused(request, ErrorKind.INVALID, error))
                 return
             prior = request.token_ids[request.num_prompt_tokens :]
-            expected = list(answer.token_ids[answer.start :][: len(prior)])
-            if expected != prior[: len(expected)]:
+            if not answer.begins_with(prior):
                 refused = _refused(request, ErrorKind.INVALID, GRAMMAR_REFUSAL)
                 self._end_soon(replace(refused, stop_reason=GRAMMAR_REJECTS_PREFIX))
                 return

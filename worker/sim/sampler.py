@@ -19,7 +19,7 @@ from tokenwire.protocol.tokens import pack_floats, pack_ids
 from tokenwire.worker.engine import EngineRequest
 
 from .model import SimModel
-from .script import Answer
+from .script import DRAWN, Answer
 
 __all__ = ["Rule", "Sampler", "prompt_logprobs"]
 
@@ -71,6 +71,7 @@ class Sampler:
         "_crc",
         "_draw",
         "_eos",
+        "_hold_at",
         "_ids",
         "_last_reason",
         "_last_stop",
@@ -144,6 +145,7 @@ class Sampler:
         # Likewise, what the log probabilities come from; those of before are not asked.
         self._mixed = [0] * num_prior
         self._limit = self._max_tokens  # ids in all; lowered when a stop is decided
+        self._hold_at = None if answer is None else answer.hold_at
         self._last_reason = FinishReason.LENGTH
         self._last_stop: int | None = None
         self.num_output = num_prior
@@ -168,13 +170,16 @@ class Sampler:
         self._last_reason, self._last_stop = FinishReason.LENGTH, None
 
     def take(self, count: int) -> list[int]:
-        """Return *count* more ids; fewer only if ``reason`` is now set."""
+        """Return *count* more ids; fewer only if ``reason`` is now set, or on hold."""
         start = self.num_output
         stop = start + count
         ahead = self._ahead
         if stop > len(ahead):
             self._decide(stop + LOOK_AHEAD)
-        if stop >= self._limit:
+        hold_at = self._hold_at
+        if hold_at is not None and start <= hold_at <= min(stop, self._limit):
+            stop = hold_at
+        elif stop >= self._limit:
             stop = self._limit
             self.reason, self.stop_reason = self._last_reason, self._last_stop
         self.num_output = stop
@@ -235,7 +240,10 @@ class Sampler:
         if answer is not None:
             at = answer.start + len(self._ahead)
             if at < len(answer.token_ids):
-                return answer.token_ids[at]
+                token_id = answer.token_ids[at]
+                if token_id != DRAWN:
+                    return token_id
+                return answer.drawn[mixed % len(answer.drawn)]
             if answer.then_eos and self._eos is not None:
                 return self._eos
         mean = self._rule.mean_output_tokens

@@ -195,21 +195,23 @@ class Scheduler:
         for request_id, sequence in self._decoding.items():
             sampler = sequence.sampler
             new_ids = sampler.take(per_step)
-            append(EngineTokens(request_id, new_ids, sampler.logprobs))
+            if new_ids:  # none while a script holds it
+                append(EngineTokens(request_id, new_ids, sampler.logprobs))
             if sampler.reason is not None:
                 sampled.append(sequence)
             elif sequence.num_prompt + sampler.num_output > sequence.capacity:
                 full.append(sequence)
         for sequence in self._prefilled():
             new_ids = self._first_token(sequence, now)
-            append(
-                EngineTokens(
-                    sequence.request.request_id,
-                    new_ids,
-                    sequence.sampler.logprobs,
-                    sequence.num_cached,
+            if new_ids:
+                append(
+                    EngineTokens(
+                        sequence.request.request_id,
+                        new_ids,
+                        sequence.sampler.logprobs,
+                        sequence.num_cached,
+                    )
                 )
-            )
             if sequence.sampler.reason is not None:
                 sampled.append(sequence)
             elif sequence.length > sequence.capacity:

@@ -13,10 +13,13 @@ from tokenwire.protocol.messages import JsonObject
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids
 from tokenwire.worker.engine import EngineStartError
 
-__all__ = ["Answer", "Script", "ScriptEntry", "read_script"]
+__all__ = ["DRAWN", "Answer", "Script", "ScriptEntry", "read_script"]
 
 MAX_SCRIPT_BYTES = 64 * 1024 * 1024
 """A script is read whole; a bigger file is a mistake."""
+
+DRAWN = -1
+"""Stands in an output for an id that is drawn."""
 
 
 class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +34,12 @@ class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume: bool = False
     """Whether a prompt that ends with the first scripted ids goes on behind them. A
     rule with ``prompt_token_ids`` always does: there it cannot be by chance."""
+    drawn: tuple[int, ...] = ()
+    """What a ``-1`` in the output stands for: one of these, by the engine's rule, so
+    that seeds and penalties decide on it. A grammar that leaves some choice."""
+    hold_at: int | None = None
+    """The output stands still when it is so long; the engine's steps go on. Whoever
+    tests what a lost worker leaves behind can lose it at exactly this token."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +50,13 @@ class Answer:
     start: int
     then_eos: bool
     kv_transfer_params: JsonObject | None = None
+    drawn: Sequence[int] = ()
+    hold_at: int | None = None
+
+    def begins_with(self, token_ids: Sequence[int]) -> bool:
+        """Return whether output of this answer can begin with *token_ids*."""
+        scripted = self.token_ids[self.start :][: len(token_ids)]
+        return _fits(scripted, token_ids[: len(scripted)], self.drawn)
 
 
 class Script:
@@ -67,6 +83,8 @@ class Script:
                     start,
                     entry.then == "eos",
                     entry.kv_transfer_params,
+                    entry.drawn,
+                    entry.hold_at,
                 )
         return None
 
@@ -82,10 +100,15 @@ def read_script(path: str) -> Script:
         if file.stat().st_size > MAX_SCRIPT_BYTES:
             msg = f"script {path} is above {MAX_SCRIPT_BYTES} bytes"
             raise EngineStartError(msg)
-        return Script(msgspec.json.decode(file.read_bytes(), type=list[ScriptEntry]))
+        entries = msgspec.json.decode(file.read_bytes(), type=list[ScriptEntry])
     except (OSError, msgspec.DecodeError) as error:
         msg = f"script {path} cannot be read: {error}"
         raise EngineStartError(msg) from error
+    for entry in entries:
+        if DRAWN in entry.output_token_ids and not entry.drawn:
+            msg = f"script {path} cannot be read: {DRAWN} in an output without `drawn`"
+            raise EngineStartError(msg)
+    return Script(entries)
 
 
 def _match(entry: ScriptEntry, prompt: Sequence[int]) -> int | None:
@@ -94,7 +117,9 @@ def _match(entry: ScriptEntry, prompt: Sequence[int]) -> int | None:
     whole = entry.prompt_token_ids
     if whole is not None:
         rest = list(prompt[len(whole) :])
-        if list(prompt[: len(whole)]) != whole or output[: len(rest)] != rest:
+        if list(prompt[: len(whole)]) != whole:
+            return None
+        if not _fits(output[: len(rest)], rest, entry.drawn):
             return None
         return len(rest)
     if entry.contains is not None and not _contains(prompt, entry.contains):
@@ -103,9 +128,21 @@ def _match(entry: ScriptEntry, prompt: Sequence[int]) -> int | None:
         return None
     if entry.resume:
         for size in range(min(len(output), len(prompt)), 0, -1):
-            if list(prompt[-size:]) == output[:size]:
+            if _fits(output[:size], prompt[-size:], entry.drawn):
                 return size
     return 0
+
+
+def _fits(
+    scripted: Sequence[int], token_ids: Sequence[int], drawn: Sequence[int]
+) -> bool:
+    """Return whether *token_ids* can be what is *scripted*, as many ids."""
+    if len(scripted) != len(token_ids):
+        return False
+    return all(
+        want == found or (want == DRAWN and found in drawn)
+        for want, found in zip(scripted, token_ids, strict=True)
+    )
 
 
 def _contains(prompt: Sequence[int], part: Sequence[int]) -> bool:
