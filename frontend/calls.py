@@ -322,6 +322,7 @@ async def _call(
                 output_token_ids=[] if resume is None else resume.output_token_ids,
                 cached=resume.cached(len(token_ids), created) if resume else None,
                 comes_back=nvext.is_resumable or selection.completion_token_ids,
+                end_ids=model.end_ids,
             )
             fold = _fold(request, model, job, strings, plan, (root, len(jobs)))
             jobs.append((job, fold))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tokenwire.protocol.messages import FinishReason, Logprobs, Recalled
 
+from .continuation import ends_at
 from .fold import Fold
 from .generation import Generation
 from .job import End, Job
@@ -84,6 +85,7 @@ class Choice:
         "_fold",
         "_held",
         "_is_followed",
+        "_job",
         "_last_at",
         "_logprobs",
         "_metrics",
@@ -121,6 +123,7 @@ class Choice:
         """A short way for text and ids alone; not for choices with stop strings."""
         self._fold = fold
         self._feed_one = fold.feed_one
+        self._job = job
         self._prompt_only = job.prompt_only
         self._resumable = resumable  # after an error it goes on, maybe elsewhere
         self._deliver = deliver
@@ -272,7 +275,6 @@ class Choice:
         worker, or a slow client, batched it.
         """
         fold = self._fold
-        is_stopped = end is not None and end.by_token
         for number, token_id in enumerate(token_ids):
             if self._held or number == SLICE_TOKENS:
                 self._held = True
@@ -281,8 +283,7 @@ class Choice:
                     self._logprobs = [rows(logprobs, number, len(token_ids))]
                 self._end = end
                 return
-            is_last = number + 1 == len(token_ids)
-            text, _ = fold.feed((token_id,), stopped=is_stopped and is_last)
+            text, _ = fold.feed((token_id,), stopped=self._stops(token_id))
             row = logprobs and rows(logprobs, number, number + 1)
             self.num_tokens += 1
             self._deliver(self, Delta(text, [token_id], row, None, fold.take()))
@@ -299,6 +300,12 @@ class Choice:
             "" if end.error is not None or fold.matched is not None else fold.finish()
         )
         self._tell_end(text, [], None, end)
+
+    def _stops(self, token_id: int) -> bool:
+        """Return whether the next id ends the output; its worker may be lost then."""
+        job = self._job
+        num_tokens = len(job.output_token_ids) + self.num_tokens + 1
+        return ends_at(job.sampling, token_id, num_tokens, job.end_ids)
 
     def _emit_at_once(
         self, token_ids: list[int], logprobs: Logprobs | None, end: End | None

@@ -10,18 +10,22 @@ no drift but a wrong answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from tokenwire.protocol.messages import Logprobs, Sampling
+from tokenwire.protocol.messages import FinishReason, Logprobs, Sampling
 
 from .job import Job
 from .rows import rows
 
 __all__ = [
+    "Ended",
     "draws_again",
     "drifts",
+    "ended_by",
+    "ends_at",
     "is_plain",
     "meets",
     "needed",
@@ -36,6 +40,45 @@ _LEVELS = {"": 0, "same_rng": 1, "bitwise": 2}
 def meets(offered: str, asked: str) -> bool:
     """Return whether what a worker offers is as exact as asked, see ``Card``."""
     return _LEVELS.get(offered, 0) >= _LEVELS[asked]
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """Why an output needs nothing more."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+def ended_by(
+    sampling: Sampling, token_ids: Sequence[int], end_ids: Collection[int]
+) -> Ended | None:
+    """Return why an output needs nothing more, as its engine would: by its last id.
+
+    Args:
+        sampling: What was asked for.
+        token_ids: The output.
+        end_ids: Those that end an answer, unless they are ignored.
+    """
+    if not token_ids:
+        return None
+    last = token_ids[-1]
+    if ends_at(sampling, last, len(token_ids), end_ids):
+        is_eos = last in end_ids and not sampling.ignore_eos
+        return Ended(FinishReason.STOP, None if is_eos else last)
+    if len(token_ids) == sampling.max_tokens:
+        return Ended(FinishReason.LENGTH)
+    return None
+
+
+def ends_at(
+    sampling: Sampling, token_id: int, num_tokens: int, end_ids: Collection[int]
+) -> bool:
+    """Return whether an output ends by *token_id*, as the last of *num_tokens*."""
+    return num_tokens >= sampling.min_tokens and (
+        (token_id in end_ids and not sampling.ignore_eos)
+        or token_id in sampling.stop_token_ids
+    )
 
 
 def rest(sampling: Sampling, num_output_tokens: int) -> Sampling:

@@ -114,6 +114,7 @@ async def generate_call(request: GenerateRequest, model: TextModel, pool: Pool) 
                 reasoning=reasoning,
                 lora=lora,
                 capture=number == 0,  # one path is told; the others have the same
+                end_ids=model.end_ids,
             ),
             _fold(params, strings, sampling.min_tokens, model, token_ids),
         )

@@ -43,7 +43,16 @@ from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 
 from . import legs
 from .checkpoint import Holder
-from .continuation import draws_again, drifts, is_plain, meets, needed, obstacle
+from .continuation import (
+    Ended,
+    draws_again,
+    drifts,
+    ended_by,
+    is_plain,
+    meets,
+    needed,
+    obstacle,
+)
 from .errors import ApiError, from_worker
 from .handover import Handover
 from .job import Cached, End, Job, Nobody, Sink
@@ -461,8 +470,10 @@ class Generation:
 
     def _go_on(self, kind: ErrorKind, text: str) -> None:
         """Try another worker, or wait for one; *kind* and *text* say why."""
-        if self._job.sampling.max_tokens == self.num_tokens:
-            self._end_complete()
+        job = self._job
+        ended = ended_by(job.sampling, unpack_ids(bytes(self._output)), job.end_ids)
+        if ended is not None:
+            self._end_complete(ended)
             return
         try:
             self.start()
@@ -508,12 +519,12 @@ class Generation:
         end.error = error or from_worker(kind, text)
         sink.ended(end)
 
-    def _end_complete(self) -> None:
+    def _end_complete(self, ended: Ended) -> None:
         """End an output whose last token came before its worker was lost."""
         sink, self._sink = self._sink, None
         if sink is not None:
             end = self._record.good_end(None)
-            end.reason = FinishReason.LENGTH
+            end.reason, end.stop_reason = ended.reason, ended.stop_reason
             sink.ended(end)
 
     def _first_of_leg(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +49,8 @@ class Job:
     lora: str = ""  # name of the adapter; empty: the model itself
     output_token_ids: list[int] = field(default_factory=list[int])
     """What it has had before: it goes on behind them, (num_output_tokens,)."""
+    end_ids: Collection[int] = frozenset()
+    """Those that end an answer, unless the parameters ignore them."""
     cached: Cached | None = None  # where these were generated; None: nobody has said
     comes_back: bool = False  # its client gets ids, and may want to go on behind them
     keeping: Keeping | None = None  # how its worker is to keep what it brings

@@ -7,24 +7,17 @@ from dataclasses import dataclass
 
 from tokenwire.protocol.messages import FinishReason
 
+from .continuation import Ended, ended_by
 from .fold import Fold
 from .job import Job
 from .message import MessagePart
 from .resume_errors import invalid_resume
 from .tokenizer import TextModel
 
-__all__ = ["Ended", "Prior", "fold_prior", "folded_prior"]
+__all__ = ["Prior", "fold_prior", "folded_prior"]
 
 LONG_PRIOR = 64
 """Ids folded on the event loop: a parser takes up to 0.3 ms for one."""
-
-
-@dataclass(slots=True, frozen=True)
-class Ended:
-    """Why earlier output needs nothing more."""
-
-    reason: FinishReason
-    stop_reason: int | str | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,7 +69,7 @@ def fold_prior(fold: Fold, job: Job, end_ids: Collection[int]) -> Prior:
         ApiError: 400, the output goes on behind a stop string.
     """
     token_ids = job.output_token_ids
-    ended = _ended(job, end_ids)
+    ended = ended_by(job.sampling, job.output_token_ids, end_ids)
     is_stopped = ended is not None and ended.reason is FinishReason.STOP
     texts: list[str] = []
     for number, token_id in enumerate(token_ids[: len(token_ids) - is_stopped]):
@@ -93,19 +86,3 @@ def fold_prior(fold: Fold, job: Job, end_ids: Collection[int]) -> Prior:
     elif fold.matched is not None:
         ended = Ended(FinishReason.STOP, fold.matched)
     return Prior("".join(texts), parsed, len(token_ids), num_reasoning, ended)
-
-
-def _ended(job: Job, end_ids: Collection[int]) -> Ended | None:
-    """Return why the output needs nothing more, as the engine would: by its last id."""
-    token_ids, sampling = job.output_token_ids, job.sampling
-    if not token_ids:
-        return None
-    last = token_ids[-1]
-    if len(token_ids) >= sampling.min_tokens:
-        if last in end_ids and not sampling.ignore_eos:
-            return Ended(FinishReason.STOP)
-        if last in sampling.stop_token_ids:
-            return Ended(FinishReason.STOP, last)
-    if len(token_ids) == sampling.max_tokens:
-        return Ended(FinishReason.LENGTH)
-    return None

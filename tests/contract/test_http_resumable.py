@@ -14,7 +14,8 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from support.resumable import PATHS, Stream, laws, text_of, texts_after_each_id
-from support.stack import MODEL_NAME, Stack, eventually, stack
+from support.stack import MODEL_NAME, SimWorker, Stack, eventually, stack
+from support.tiny_model import EOS
 from tokenwire.frontend import answers, contract, resumable, session, sse
 from tokenwire.frontend.checkpoint import check_hashes, read_checkpoint
 from tokenwire.protocol.messages import Role
@@ -204,6 +205,39 @@ async def test_a_lost_worker_leaves_a_checkpoint(slow: Stack, route: str) -> Non
     laws(made)
     assert made.interruption["nvext"]["reason"] == "worker_lost"
     check_interruption(made.interruption, made.token_ids, made.last["seq"])
+
+
+async def test_nothing_follows_an_end_token_whose_worker_is_lost(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Nor is it text, although the worker has not said that it was the end."""
+    script = tmp_path / "script.json"
+    rule = {"output_token_ids": [67, 68], "then": "eos"}
+    made = ask("completions", max_tokens=20, skip_special_tokens=False, **WITH_USAGE)
+    async with stack(tiny_model) as served:
+        workers: list[SimWorker] = []
+        for name, held in (("held", {"hold_at": 3}), ("calm", {})):
+            script.write_text(json.dumps([{**rule, **held}]))
+            options = ("--script", str(script))
+            worker = SimWorker(tiny_model, Role.AGGREGATED, name, options)
+            workers.append(worker)
+            await worker.start()
+        try:
+            await served.know(workers[:1])
+            reading = made.start(served)
+            await made.has(3)
+            await served.know(workers)
+            await workers[0].die()
+            await reading
+        finally:
+            for worker in workers:
+                await worker.stop()
+
+    laws(made)
+    assert made.token_ids == [67, 68, EOS]
+    assert made.text == served.model.decode([67, 68], skip_special_tokens=True)
+    assert made.finish_reason == "stop"
+    assert made.usage["completion_tokens"] == 3
 
 
 async def test_a_frontend_that_stops_leaves_a_checkpoint(slow: Stack) -> None:

@@ -223,6 +223,9 @@ class Run:
         self.prefill.replies[-1].tokens(tokens(0, 9), end)
 
 
+JOB_FIELDS = ("migratable", "exactness", "capture", "output_token_ids", "end_ids")
+
+
 def begin(
     *, disaggregated: bool, others: int = 0, exact: str = "", **fields: Any
 ) -> Run:
@@ -759,6 +762,29 @@ def test_an_output_whose_last_token_came_is_complete() -> None:
 
     assert [end.reason for end in run.sink.ends] == [FinishReason.LENGTH]
     assert run.pool.others[0].submits == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_end", "stop_reason"),
+    [
+        ({}, True, None),
+        ({"stop_token_ids": [9]}, True, 9),
+        ({"ignore_eos": True}, False, None),
+        ({"min_tokens": 3}, False, None),
+    ],
+)
+def test_an_output_whose_end_token_came_is_complete(
+    fields: dict[str, Any], is_end: bool, stop_reason: int | None
+) -> None:
+    """Nothing may follow an EOS, although its worker was lost before it could say so."""
+    end_ids = frozenset[int]() if stop_reason else frozenset({9})
+    run = begin(disaggregated=False, others=1, end_ids=end_ids, **fields)
+    run.decode.replies[0].tokens(tokens(0, 8, 9), None)
+    run.decode.replies[0].lost("gone")
+
+    ends = [(end.reason, end.stop_reason) for end in run.sink.ends]
+    assert ends == ([(FinishReason.STOP, stop_reason)] if is_end else [])
+    assert len(run.pool.others[0].submits) == (not is_end)
 
 
 REFUSING: list[tuple[dict[str, Any], str]] = [
