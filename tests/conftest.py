@@ -20,6 +20,7 @@ hypothesis.settings.load_profile("tests")
 OF_VLLMS_PARSERS = [
     "contract/test_http_resumable_tools.py",
     "contract/test_http_tools.py",
+    "contract/test_resume_client_tools.py",
     "unit/test_parser_formats.py",
     "unit/test_parser_startup.py",
 ]
