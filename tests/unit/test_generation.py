@@ -42,7 +42,14 @@ from tokenwire.protocol.tokens import pack_ids, unpack_ids
 
 PROMPT = [5, 6, 7]
 KV: JsonObject = {"blocks": [1]}
-JOB_FIELDS = ("migratable", "exactness", "capture", "output_token_ids", "cached")
+JOB_FIELDS = (
+    "cached",
+    "capture",
+    "end_ids",
+    "exactness",
+    "migratable",
+    "output_token_ids",
+)
 
 
 @dataclass(eq=False)  # as hashable as a link
@@ -221,9 +228,6 @@ class Run:
             FinishReason.LENGTH, 1, handover=KV, num_cached_tokens=num_cached_tokens
         )
         self.prefill.replies[-1].tokens(tokens(0, 9), end)
-
-
-JOB_FIELDS = ("migratable", "exactness", "capture", "output_token_ids", "end_ids")
 
 
 def begin(
