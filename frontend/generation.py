@@ -32,59 +32,39 @@ from tokenwire.protocol.messages import (
     Finished,
     FinishReason,
     JsonObject,
-    Keep,
     Leg,
-    Logprobs,
     Recalled,
     Role,
     Tokens,
 )
-from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
+from tokenwire.protocol.tokens import unpack_ids
 
 from . import legs
+from .attempts import Attempts
 from .checkpoint import Holder
 from .continuation import (
     Ended,
     draws_again,
     drifts,
-    ended_by,
-    is_plain,
-    meets,
-    needed,
     obstacle,
 )
 from .errors import ApiError, from_worker
 from .handover import Handover
-from .job import Cached, End, Job, Nobody, Sink
+from .job import End, Job, Nobody, Sink
 from .kept import History
 from .link import Link
 from .metrics import Metrics
 from .patience import Patience
 from .pool import Pool
-from .prefixes import Chain
-from .record import Record, discard
+from .record import discard
 from .resume_errors import ended_elsewhere
-from .router import Needs, Route
-from .rows import joined
-from .submission import counts, submission
+from .router import Route
+from .sequence import Sequence
+from .submission import counts
 
 __all__ = ["Generation"]
 
 _log = logging.getLogger(__name__)
-
-MAX_ATTEMPTS = 3
-"""Workers that may fail without a new token: two may at once (a crash of their host), a
-third failure is more likely the request's own doing. A token ends the series. What no
-request can cause does not count: KV that did not arrive, a drain, a full worker. These
-end when no worker is left to try, and then with the wait for one."""
-
-MAX_FAILED_READS = 2
-"""Hand-overs that may fail without a new token: the source may have been at fault once,
-then it is the reader. It computes the prompt itself, and costs no prefill worker more."""
-
-MAX_FAILED_CAPTURES = 2
-"""Workers that may fail to save hidden states: one's disk may be full. Where two are, it
-is rather the disk that all of them write to."""
 
 UNAVAILABLE = 503
 """The status of "no worker": one may come, so a request that was accepted waits."""
@@ -93,7 +73,6 @@ NOT_FOUND = 404
 """The status of an adapter that nobody has any more: none comes back by itself."""
 
 _GOOD_ENDS = {FinishReason.STOP, FinishReason.LENGTH}
-_RETRIED = {*ErrorKind} - {ErrorKind.INVALID}
 _numbers = itertools.count(1)
 
 
@@ -111,43 +90,24 @@ class Generation:
         self._sink: Sink | None = sink
         self._pool = pool
         self._metrics = metrics
-        self._record = Record(job)
+        self._sequence = Sequence(job)
+        self._record = self._sequence.record
+        self._output = self._sequence.output
         self._patience = Patience(pool, self._worker_is_there, self._gave_up)
         self._failure = (ErrorKind.ENGINE, "")  # why it waits
-        self._failures = 0  # without a token since
-        self._failed_reads = 0  # the same
-        self._failed_captures = 0
-        self._excluded: frozenset[Link] = frozenset()
-        # Who has computed it so far, the newest first: two prefill workers at most.
-        self._cached = [] if job.cached is None else [job.cached]
-        self._chain = Chain(job.cache_salt, job.lora)
-        # (num_tokens,) packed, for another worker
-        self._output = bytearray(pack_ids(job.output_token_ids))
+        self._attempts = Attempts()
         self._paused_at: float | None = None  # when a worker failed under the output
         self._leg: legs.Leg | None = None
         self._handover = Handover(self._read_overdue)
         self._decoding = False  # this leg has brought a token of the output
         self._stopped = False  # at a stop string; the worker's end is awaited
-        # For who keeps it, see ``kept``:
-        self._num_submits = 0  # to those who do
-        self._logprobs: list[Logprobs] = []  # of the output, where they are asked for
         self._is_left = False  # its client is gone, and it goes on
         self._kept_end: Finished | None = None  # that another frontend had waited for
 
     @property
-    def num_tokens(self) -> int:
-        """Ids of the output so far, from whichever workers, and before them."""
-        return len(self._output) // TOKEN_BYTES
-
-    @property
-    def _num_new(self) -> int:
-        """Ids that this generation has brought."""
-        return self.num_tokens - len(self._job.output_token_ids)
-
-    @property
     def new_token_ids(self) -> list[int]:
-        """The same ids."""
-        return unpack_ids(bytes(self._output))[len(self._job.output_token_ids) :]
+        """Ids that this generation has brought, (num_new_tokens,)."""
+        return self._sequence.new_token_ids
 
     @property
     def peer(self) -> Link | None:
@@ -176,14 +136,15 @@ class Generation:
         """
         while True:
             self.attempt += 1
-            packed, needs = self._packed(), self._needs()
-            route = self._pool.router.route(packed, self._chain, self._excluded, needs)
+            sequence, excluded = self._sequence, self._attempts.excluded
+            packed, needs = sequence.packed, sequence.needs()
+            route = self._pool.router.route(packed, sequence.chain, excluded, needs)
             self._record.prefill_end = None
             leg: legs.Leg
             prefill = route.prefill
             if prefill is None:
                 leg, kind = legs.OutputLeg(self, route.decode), Leg.FULL
-            elif self._is_last(prefill, needs):
+            elif sequence.is_last(prefill, needs):
                 # It needs no decode worker: nothing is handed over.
                 route = Route(decode=prefill, prefill=prefill)
                 leg, kind = legs.OutputLeg(self, prefill), Leg.FULL
@@ -194,7 +155,7 @@ class Generation:
                 self._submit(leg, kind, packed)
             except ConnectionError as error:
                 _log.warning("request %s: %s", self.request_id, error)
-                self._excluded |= {leg.link}
+                self._attempts.unreachable(leg.link)
                 continue
             self._metrics.prompt_placed(route.place)
             return
@@ -219,7 +180,7 @@ class Generation:
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
             if self._decoding:
-                self._remember(self._leg.link)
+                self._sequence.remember(self._leg.link)
 
     def leave(self) -> None:
         """Let the sequence go on without its client, who has left.
@@ -256,13 +217,8 @@ class Generation:
         Returns:
             Who hears what comes; None: it has ended, see ``kept_end``.
         """
-        num_prompt_bytes = len(self._job.prompt_token_ids) * TOKEN_BYTES
-        self._output = bytearray(kept.token_ids[num_prompt_bytes:])
-        self._record.restore(history, link, kept)
-        self._num_submits = kept.epoch
+        self._sequence.follow(link, kept, history)
         self._decoding = bool(kept.num_new_tokens)
-        if kept.logprobs is not None:
-            self._logprobs = [kept.logprobs]
         if kept.finished is not None:
             self._sink, self._kept_end = None, kept.finished
             return None
@@ -292,7 +248,7 @@ class Generation:
             if self._record.prefill_end is None:
                 self._stopped = True
                 return None
-            self._remember(self._leg.link)
+            self._sequence.remember(self._leg.link)
         self._patience.end()
         self._sink = None
         return self._record.good_end(None)
@@ -319,11 +275,17 @@ class Generation:
             leg.told(end)
             self.leg_failed(leg, end.error_kind or ErrorKind.ENGINE, text)
             return
-        self._record.prefilled(leg.link, end, is_prompt_alone=not self._num_new)
-        self._note_cached(leg.link)
+        self._record.prefilled(
+            leg.link, end, is_prompt_alone=not self._sequence.num_new
+        )
+        self._sequence.computed_by(leg.link)
         token_ids = unpack_ids(first.token_ids) if first is not None else []
         is_last = end.reason is FinishReason.STOP
-        if token_ids and is_last and counts(self._job, leg.link, self.num_tokens):
+        if (
+            token_ids
+            and is_last
+            and counts(self._job, leg.link, self._sequence.num_tokens)
+        ):
             self._release(leg, end)
             self._sink = None
             self._note_weights(leg)
@@ -339,7 +301,8 @@ class Generation:
                 f"prefill worker {leg.link.worker_id} answered without KV to hand over",
             )
             return
-        link = self._pool.router.decode_for(leg.link, self._excluded, self._needs())
+        excluded, needs = self._attempts.excluded, self._sequence.needs()
+        link = self._pool.router.decode_for(leg.link, excluded, needs)
         if link is None:
             self._release(leg, end)
             self._record.prefill_end = None
@@ -348,7 +311,8 @@ class Generation:
         self._record.route = Route(link, leg.link)
         decode = legs.OutputLeg(self, link)
         try:
-            self._submit(decode, Leg.DECODE, self._packed(), end.handover, leg.update)
+            packed = self._sequence.packed
+            self._submit(decode, Leg.DECODE, packed, end.handover, leg.update)
             if self._sink is not None:
                 self._handover.begin(leg.link)
         except ConnectionError as error:
@@ -364,8 +328,8 @@ class Generation:
         if leg.link.weight_version != self._record.weight_version:
             self._note_weights(leg)
         self._output += item.token_ids
-        if self._job.keeping is not None and item.logprobs is not None:
-            self._logprobs.append(item.logprobs)
+        if item.logprobs is not None and self._job.keeping is not None:
+            self._sequence.logprobs.append(item.logprobs)
         if not self._decoding:
             is_handed_over = self._record.prefill_end is not None
             self._first_of_leg(
@@ -374,7 +338,7 @@ class Generation:
         sink = None if self._stopped else self._sink
         if sink is not None and end is not None and _is_good(end):
             self._leg = self._sink = None
-            self._remember(leg.link)
+            self._sequence.remember(leg.link)
             sink.tokens(token_ids, item.logprobs, self._record.good_end(end, leg.link))
             return
         if sink is not None:
@@ -389,7 +353,7 @@ class Generation:
         self._handover.end()
         if sink is not None and (self._stopped or _is_good(end)):
             self._sink = None
-            self._remember(leg.link)
+            self._sequence.remember(leg.link)
             sink.ended(self._record.good_end(end, leg.link))
         elif sink is None and end.reason is not FinishReason.ERROR:
             discard(leg.link, end)
@@ -418,21 +382,14 @@ class Generation:
             sink.ended(self._record.good_end(None))
             return
         self._metrics.leg_failed(kind)
-        if kind is ErrorKind.ENGINE:
-            self._failures += 1
-        elif kind is ErrorKind.CAPTURE:
-            self._failed_captures += 1
-        if (
-            kind in _RETRIED
-            and self._failures < MAX_ATTEMPTS
-            and self._failed_captures < MAX_FAILED_CAPTURES
-        ):
+        if self._attempts.failed(kind):
             reason = self._obstacle(leg, kind)
             if not reason:
                 how = "is sent again" if leg.again else "goes on elsewhere"
                 _log.warning("request %s: %s: %s", self.request_id, how, text)
-                self._exclude(leg, kind)
-                if self.num_tokens and self._paused_at is None:
+                route, prefillers = self._record.route, self._prefillers
+                self._attempts.exclude(leg, kind, route, prefillers)
+                if self._output and self._paused_at is None:
                     self._paused_at = time.monotonic()
                 self._go_on(kind, text)
                 return
@@ -441,24 +398,14 @@ class Generation:
 
     def _obstacle(self, leg: legs.Leg, kind: ErrorKind) -> str:
         """Return why the output may not go on elsewhere; empty: it may."""
-        reason = obstacle(self._job, self._pool.offers) if self.num_tokens else ""
+        reason = obstacle(self._job, self._pool.offers) if self._output else ""
         if kind is ErrorKind.CAPTURE and isinstance(leg, legs.OutputLeg):
             # Its last token was drawn, and came no further than its worker.
-            reason = reason or draws_again(self._job, self.num_tokens)
+            reason = reason or draws_again(self._job, self._sequence.num_tokens)
         return reason
 
-    def _exclude(self, leg: legs.Leg, kind: ErrorKind) -> None:
-        """Have others tried than those that failed."""
-        if leg.again:
-            return
-        route = self._record.route
-        if kind is not ErrorKind.HANDOVER or route is None or route.prefill is None:
-            self._excluded |= {leg.link}
-            return
-        self._excluded |= {route.prefill}  # the decode worker can still prefill
-        self._failed_reads += 1
-        if self._failed_reads >= MAX_FAILED_READS:
-            self._excluded |= {*self._pool.usable(Role.PREFILL)}
+    def _prefillers(self) -> list[Link]:
+        return self._pool.usable(Role.PREFILL)
 
     def _read_overdue(self, reason: str) -> None:
         """Have the prompt computed anew: the source of its KV is lost."""
@@ -470,8 +417,7 @@ class Generation:
 
     def _go_on(self, kind: ErrorKind, text: str) -> None:
         """Try another worker, or wait for one; *kind* and *text* say why."""
-        job = self._job
-        ended = ended_by(job.sampling, unpack_ids(bytes(self._output)), job.end_ids)
+        ended = self._sequence.ended
         if ended is not None:
             self._end_complete(ended)
             return
@@ -484,7 +430,7 @@ class Generation:
             elif error.status != UNAVAILABLE:
                 self._fail(*self._failure)
             elif kind is ErrorKind.CAPTURE or (
-                kind is ErrorKind.BUSY and not self.num_tokens
+                kind is ErrorKind.BUSY and not self._output
             ):
                 self._fail(kind, text)  # waiting in yet another place is no help
             else:
@@ -500,7 +446,7 @@ class Generation:
 
     def _worker_is_there(self) -> None:
         """Go on after a wait, also at a worker that failed before: it has come back."""
-        self._excluded = frozenset()
+        self._attempts.waited()
         self._go_on(*self._failure)
 
     def _gave_up(self) -> None:
@@ -537,9 +483,8 @@ class Generation:
     ) -> None:
         """Take note that a leg has brought tokens of the output."""
         self._decoding = True
-        self._record.computed_by(self._num_new - num_tokens, leg.link)
-        self._failures = self._failed_reads = 0
-        self._excluded = frozenset()  # who failed may be well when this worker fails
+        self._record.computed_by(self._sequence.num_new - num_tokens, leg.link)
+        self._attempts.brought_a_token()
         self._patience.end()
         self._handover.end()
         handover_s = self._record.first_token(
@@ -553,7 +498,7 @@ class Generation:
 
     def _note_weights(self, leg: legs.Leg) -> None:
         """Note which weights the next ids are of."""
-        self._record.weights(self._num_new, leg.link.weight_version)
+        self._record.weights(self._sequence.num_new, leg.link.weight_version)
 
     def _submit(
         self,
@@ -564,20 +509,7 @@ class Generation:
         handover_update: int | None = None,
     ) -> None:
         leg.update = leg.link.update_of(self._job.lora)
-        message = submission(
-            self._job,
-            leg.request_id,
-            leg.link,
-            kind,
-            packed,
-            self.num_tokens,
-            handover=handover,
-            handover_update=handover_update,
-            captures=self._wants_capture
-            and kind is not Leg.DECODE
-            and leg.link.captures,
-            keep=self._keep(leg.link, kind),
-        )
+        message = self._sequence.submit(leg, kind, packed, handover, handover_update)
         try:
             leg.link.submit(message, leg)
         except MessageTooLarge as error:
@@ -589,58 +521,6 @@ class Generation:
                 self.cancel()
             else:
                 self.leave()
-
-    def _keep(self, link: Link, kind: Leg) -> Keep | None:
-        """Return how *link*'s worker is to keep what it brings, if it is."""
-        keeping = self._job.keeping
-        if keeping is None or kind is Leg.PREFILL or not link.can(JOURNAL):
-            return None
-        self._num_submits += 1
-        logprobs = joined(self._logprobs)
-        return keeping.keep(self._num_submits, self._record.history, logprobs)
-
-    def _needs(self) -> Needs:
-        """Return what its next worker must be able to do."""
-        job, has_output = self._job, bool(self.num_tokens)
-        return Needs(
-            job.session_id,
-            job.lora,
-            captures=self._wants_capture,
-            exactness=needed(job) if has_output else "",
-            prefers_exact=has_output and not is_plain(job.sampling),
-            has_output=has_output,
-            cached=tuple(self._cached),
-        )
-
-    def _is_last(self, link: Link, needs: Needs) -> bool:
-        """Return whether *link*'s worker can bring the one token that is left."""
-        if self._job.sampling.max_tokens - self.num_tokens != 1:
-            return False
-        fits = bool(link.exactness) or not needs.prefers_exact
-        return fits and meets(link.exactness, needs.exactness)
-
-    def _remember(self, link: Link) -> None:
-        """Note that *link*'s worker has the sequence in its cache now."""
-        if self._chain.hashes or self._job.comes_back:  # else nobody looks for it
-            self._chain.extend(self._packed())
-            link.prefixes.add(self._chain)
-
-    def _note_cached(self, link: Link) -> None:
-        """Note that *link*'s worker has computed all of it: it may go on from there."""
-        card = link.card
-        if card is not None:
-            num_tokens = len(self._job.prompt_token_ids) + self.num_tokens
-            new = Cached(card.worker_id, card.incarnation, num_tokens)
-            self._cached = [new, *self._cached[:1]]
-
-    def _packed(self) -> bytes:
-        """Return the whole sequence so far, packed."""
-        return pack_ids(self._job.prompt_token_ids) + self._output
-
-    @property
-    def _wants_capture(self) -> bool:
-        """Whether the prompt's hidden states are still to be saved."""
-        return self._job.capture and self._record.saved is None
 
     def _release(self, leg: legs.Leg, end: Finished) -> None:
         if end.handover is not None:
