@@ -174,7 +174,6 @@ class Journal:
     def follow(self, entry: Entry) -> None:
         """Take note that somebody follows it, or somebody else."""
         self._move(entry, State.RUNNING)
-        entry.expires_at = math.inf
 
     # -- what is told -----------------------------------------------------------------
 

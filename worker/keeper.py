@@ -92,8 +92,12 @@ class Keeper:
 
     def ended(self, request: Request, entry: Entry, end: Finished) -> None:
         """Keep how it ended. What failed is not: it goes on elsewhere, or nowhere."""
-        self._keep_end(request, entry, end)
-        self._make_room()
+        request.entry = None
+        del self._running[entry.generation_id]
+        if end.reason is FinishReason.ERROR:
+            self._journal.drop(entry, None if request.is_followed else Lost.FAILED)
+        elif self._journal.end(entry, end, self._timers.time()):
+            self._make_room()
 
     def tick(self) -> None:
         """Drop what nobody asked for in time."""
@@ -127,7 +131,7 @@ class Keeper:
         ending: list[Request] = []
         for request in list(frontend.requests.values()):
             entry = request.entry
-            if has_given_up or entry is None or not entry.outlives:
+            if entry is None or not entry.outlives:
                 ending.append(request)
                 continue
             del frontend.requests[request.request_id]
@@ -246,16 +250,7 @@ class Keeper:
         for request in requests:
             if request.entry is not None:
                 end = request.made_up_end(FinishReason.ABORT)
-                self._keep_end(request, request.entry, end)
-        self._make_room()  # not before: it abandons requests itself
-
-    def _keep_end(self, request: Request, entry: Entry, end: Finished) -> None:
-        request.entry = None
-        del self._running[entry.generation_id]
-        if end.reason is FinishReason.ERROR:
-            self._journal.drop(entry, None if request.is_followed else Lost.FAILED)
-        else:
-            self._journal.end(entry, end, self._timers.time())
+                self.ended(request, request.entry, end)
 
 
 def is_same(one: Hello, other: Hello) -> bool:

@@ -140,6 +140,9 @@ def test_what_is_dropped_without_a_reason_never_was() -> None:
     journal.drop(begun(journal), Lost.FAILED)
     journal.forget_lost("g")
     assert journal.find("g", OWNER) is None
+    journal.drop(begun(journal), Lost.FAILED)
+    journal.drop(begun(journal))
+    assert journal.find("g", OWNER) is None
     assert (journal.num_bytes, len(journal)) == (0, 0)
 
 

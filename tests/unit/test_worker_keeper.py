@@ -408,17 +408,32 @@ def give_all_up(desk: Desk) -> None:
     desk.service.evict_all()
 
 
-@pytest.mark.parametrize("give_up", [new_weights, give_all_up])
-@pytest.mark.parametrize("outcome", [end for end in FinishReason if end != "length"])
+def unload(desk: Desk) -> None:
+    """Its adapter is unloaded."""
+    desk.say(B, Admin("a", "unload_lora_adapter", {"lora_name": "a"}))
+
+
+@pytest.mark.parametrize("give_up", [new_weights, give_all_up, unload])
+@pytest.mark.parametrize(
+    "outcome", [FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR, None]
+)
 def test_a_cancel_counts_also_behind_what_sends_it_elsewhere(
-    give_up: Callable[[Desk], None], outcome: FinishReason
+    give_up: Callable[[Desk], None], outcome: FinishReason | None
 ) -> None:
     """Until it has ended; an output that is whole all the same is one."""
     desk = desk_of(A, B)
-    engine_id = begin(desk)
+    adapter = {"lora_name": "a", "lora_path": "/a", "update": 1}
+    desk.say(B, Admin("a", "load_lora_adapter", adapter))
+    desk.engine.administered[-1][1](AdminOutcome())
+    desk.say(A, msgspec.structs.replace(kept(), lora="a"))
+    engine_id = desk.engine.submitted[-1].request_id
     give_up(desk)
+    assert desk.engine.aborted == [engine_id]
     recall(desk, B, "cancel")
-    desk.end(engine_id, outcome)
+    if outcome is None:
+        outwait(desk, engine_id)
+    else:
+        desk.end(engine_id, outcome)
     (end,) = desk.ends()
     is_whole = outcome is FinishReason.STOP and give_up is not new_weights
     assert (end.reason, end.stop_reason) == (
@@ -631,6 +646,44 @@ def test_who_came_back_and_is_lost_again_has_left_it_again() -> None:
     assert not desk.engine.aborted
     desk.say(B, Hello(PROTOCOL_VERSION, B.decode(), "1"))
     assert desk.engine.aborted == [engine_id]
+
+
+def test_what_was_left_and_then_let_go_is_not_given_up() -> None:
+    """Its last follower has said that it goes on."""
+    desk = desk_of(A, B)
+    begin(desk, outlives=True)
+    by_garbage(desk)
+    recall(desk, B, "follow")
+    desk.say(B, LetGo("x"), Hello(PROTOCOL_VERSION, B.decode(), "1"), Bye())
+    assert not desk.engine.aborted
+
+
+def test_a_frontend_that_leaves_has_given_up_what_its_other_link_left() -> None:
+    """A worker may have two addresses, and a frontend a link to each."""
+    desk = desk_of()
+    for peer, link_id in ((A, "x"), (B, "y")):
+        desk.say(peer, Hello(PROTOCOL_VERSION, "f", "1", link_id=link_id))
+    engine_id = begin(desk, outlives=True)
+    by_garbage(desk)
+    assert not desk.engine.aborted
+    desk.say(B, Bye())
+    assert desk.engine.aborted == [engine_id]
+
+
+def test_what_is_followed_again_does_not_expire() -> None:
+    """Until its follower has left, too."""
+    desk = desk_of(A, B)
+    begin(desk, outlives=True, ttl_s=2.0)
+    desk.say(A, LetGo("r"))
+    recall(desk, A, "follow")
+    assert recall(desk, B, "look").is_followed
+    for _ in range(3):
+        desk.timers.advance(2.0)
+        desk.say(A, Ping("1"))
+        desk.say(B, Ping("1"))
+        desk.service.tick()
+    assert recall(desk, B, "look").state == "running"
+    assert not desk.engine.aborted
 
 
 # -- room, time, leaving ------------------------------------------------------------------
