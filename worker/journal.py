@@ -152,7 +152,9 @@ class Journal:
             size += added
         entry.token_ids += item.token_ids
         entry.num_new_tokens = item.index + len(item.token_ids) // TOKEN_BYTES
-        return self._grow(entry, size)
+        entry.num_bytes += size  # as ``_grow``, once per token
+        self.num_bytes += size
+        return entry.num_bytes <= self._max_entry_bytes or self._grow(entry, 0)
 
     def end(self, entry: Entry, finished: Finished, now: float) -> bool:
         """Keep how it ended; return False if that cannot be: *entry* is lost."""

@@ -86,7 +86,7 @@ class Keeper:
         """Keep *item*; return whether somebody is to be sent it."""
         if not self._journal.append(entry, item, self._weight_version()):
             self._let_go_on(entry)
-        elif self._journal.is_over:
+        elif self._journal.num_bytes > self._journal.max_bytes:
             self._make_room()
         return request.is_followed
 
