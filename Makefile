@@ -32,6 +32,9 @@ FUZZ ?=
 # For the fault suite: more arguments, as in `make faults FAULTS='--kind cut --jobs 1'`.
 FAULTS ?=
 
+# For the demonstration of kills: more arguments, as in `make kill-demo KILL='--kill both'`.
+KILL ?=
+
 # For the tests: more arguments, as in `make unit PYTEST='-k link -x'`.
 PYTEST ?=
 
@@ -49,7 +52,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench bench-capture faults fuzz overload soak soak-faults survive docs model tree lock \
+	engine-test bench bench-capture faults fuzz overload soak soak-faults survive kill-demo docs model tree lock \
 	clean
 
 help:  ## Show this list.
@@ -144,6 +147,10 @@ survive: setup-dev  ## Hurt a real stack under load (STACK=tokenwire, vllm-route
 	@$(SETUP) $(EXTRA)
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/survive.py \
 		--stack $(or $(STACK),tokenwire)
+
+kill-demo: setup-dev  ## Kill what serves a tool call, in its middle (KILL='--engine vllm').
+	@$(SETUP) $(EXTRA)
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/kill_demo.py $(KILL)
 
 docs: setup-dev  ## Write what docs/ has from the code: tables, the checkpoint's schema.
 	@$(BIN)/python scripts/api_docs.py

@@ -20,7 +20,7 @@ from .plan import BadPlan, Commands, Machine, Plan, TokenwireCommands, make_plan
 from .probe import PortUnusable, usable_port
 from .supervisor import START_TIMEOUT_S, Supervisor, Timing
 
-__all__ = ["main", "run"]
+__all__ = ["main", "run", "this_machine"]
 
 MAX_PROCESSES = 64
 """Of one role: a typing error must not start a thousand engines."""
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         port = usable_port(settings.host, settings.port)
     except PortUnusable as error:
         sys.exit(f"tokenwire-up: {error}")
-    machine = _this_machine()
+    machine = this_machine()
     with _throw_away_keys(wanted=settings.curve) as keys:
         commands = TokenwireCommands(
             engine=settings.engine,
@@ -256,7 +256,8 @@ def _name_of(model: str) -> str:
     return Path(model).absolute().name if Path(model).is_dir() else model
 
 
-def _this_machine() -> Machine:
+def this_machine() -> Machine:
+    """Return what this machine offers; no driver of NVIDIA's: no GPU."""
     gpus = Path("/proc/driver/nvidia/gpus")  # one folder each; no driver: no folder
     num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
     return Machine(num_cores=len(os.sched_getaffinity(0)), num_gpus=num_gpus)

@@ -21,6 +21,7 @@ OF_VLLMS_PARSERS = [
     "contract/test_http_resumable_tools.py",
     "contract/test_http_tools.py",
     "contract/test_resume_client_tools.py",
+    "faults/test_kill_demo.py",
     "unit/test_parser_formats.py",
     "unit/test_parser_startup.py",
 ]
