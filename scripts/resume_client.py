@@ -226,7 +226,6 @@ class ResumableStream:
             if answer.status not in {204, *GONE}:
                 raise await self._failure(answer)
             await self._failure(answer)  # it may have a checkpoint
-            kept.is_gone = True
         request = kept.request(self._body)
         async with asyncio.timeout(self._patience.answer_s):
             answer = await self._session.post(self.url + self._route, json=request)

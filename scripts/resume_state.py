@@ -133,7 +133,7 @@ class Progress:
 
     generation_id: str = ""
     seq: int = 0  # of the last event
-    is_gone: bool = False  # its events: nobody has more of them
+    is_gone: bool = False  # it was interrupted: nobody has more of its events
     is_done: bool = False
     token_ids: list[int] = field(default_factory=list[int])  # of all generations
     prompt_token_ids: list[int] | None = None  # None: no chunk has come yet

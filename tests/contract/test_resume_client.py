@@ -221,6 +221,19 @@ async def test_where_nobody_has_it_one_goes_on_behind_the_ids(
     }
 
 
+async def test_who_does_not_know_its_workers_yet_is_passed_over(server: Server) -> None:
+    """A frontend that has just started: the other one has the events."""
+    async with serving() as other:
+        server.replies = [Reply(200, BEGUN, HEAD, cut=True), Reply(200, REST)]
+        no_workers = Reply(503, "no worker", {"Retry-After": "1"})
+        other.replies = [GONE, no_workers]
+
+        outcome = await run(server.url, other.url)
+
+    check(outcome)
+    assert (outcome.num_reconnects, outcome.num_resumes) == (1, 0)
+
+
 async def test_one_that_is_not_had_may_have_a_checkpoint(server: Server) -> None:
     """It is taken where it has the same ids."""
     error = {"error": {"code": "replay_window_lost"}, "nvext": {"checkpoint": held(5)}}
