@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
+from support.switches import ARGUMENTS as SWITCHED, Switches
 from support.vllm_engine import MODEL, EngineProcess, Stream, prompt
 from tokenwire.protocol.messages import (
     GRAMMAR_REJECTS_PREFIX,
@@ -120,9 +121,15 @@ def thinking_model(folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def switches(tmp_path_factory: pytest.TempPathFactory) -> Switches:
+    """What the engine has off."""
+    return Switches(tmp_path_factory.mktemp("switches"))
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, switches: Switches
 ) -> AsyncIterator[EngineProcess]:
     """An engine with few blocks, short chunks and a reasoning parser."""
     engine = await EngineProcess.start(
@@ -130,6 +137,8 @@ async def engine(
         *("--max-num-batched-tokens", "64", "--max-num-seqs", "8"),
         *("--num-gpu-blocks-override", str(NUM_BLOCKS)),
         *("--reasoning-parser", "deepseek_r1"),
+        *SWITCHED,
+        environment=switches.environment,
         model=thinking_model(tmp_path_factory.mktemp("model")),
     )
     yield engine
@@ -328,3 +337,53 @@ async def test_an_abort_at_each_stage_leaves_nothing(engine: EngineProcess) -> N
         lambda load: not (load.num_running or load.num_waiting or load.kv_usage),
         within_s=15.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("relabel", "penalized"),
+        ("told", "penalized"),
+        ("draws", "seeded"),
+        ("grammar", "json"),
+        ("grammar", "regex"),
+    ],
+)
+async def test_without_a_part_it_goes_on_otherwise(
+    engine: EngineProcess, switches: Switches, part: str, name: str
+) -> None:
+    """So a case above that stands on the part fails; with it again, the same comes."""
+    cut = CUTS[2]
+    sampling = sampling_of(**CASES[name])
+    whole = await answer(begins(engine, sampling))
+    with switches.off(part):
+        without = await answer(goes_on(engine, whole, cut, sampling))
+    again = await answer(goes_on(engine, whole, cut, sampling))
+
+    expected = whole.ids[cut:]
+    assert without.ids[: len(expected)] != expected
+    assert again.ids == expected
+
+
+async def test_reasoning_that_ends_in_the_output_is_looked_for_there(
+    engine: EngineProcess, switches: Switches
+) -> None:
+    """Taken for the prompt's, the grammar hears the ids of the reasoning."""
+    sampling, whole, at = await thought(engine)
+    with switches.off("prompt"):
+        end = await goes_on(engine, whole, at + 2, sampling, reasons=True).end()
+
+    assert end.stop_reason == GRAMMAR_REJECTS_PREFIX
+
+
+async def test_a_refusal_is_the_grammar_s(
+    engine: EngineProcess, switches: Switches
+) -> None:
+    """What it says of the output is heard; otherwise nonsense would go on."""
+    other = Answer(
+        Stream("other", token_ids=[5, 6, 7]), EngineFinished("other", FinishReason.STOP)
+    )
+    with switches.off("refusal"):
+        end = await goes_on(engine, other, 3, sampling_of(**CASES["json"])).end()
+
+    assert end.reason is not FinishReason.ERROR

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Final, TypeVar, cast
 import msgspec
 
 from support.awake import Awake, within
+from support.switches import switch
 from tokenwire.protocol.messages import JsonObject, Leg, Role, Sampling
 from tokenwire.protocol.tokens import TOKEN_BYTES
 from tokenwire.worker.engine import (
@@ -35,6 +36,7 @@ from tokenwire.worker.engine import (
     EngineTokens,
 )
 from tokenwire.worker.vllm.engine import VllmEngine
+from tokenwire.worker.vllm.resume import SCHEDULER_CLASSES
 
 __all__ = [
     "MODEL",
@@ -175,6 +177,7 @@ class EngineProcess:
         *arguments: str,
         nixl_port: int | None = None,
         model: Path = MODEL,
+        environment: Mapping[str, str] | None = None,
     ) -> EngineProcess:
         """Start an engine and wait until it serves.
 
@@ -183,6 +186,7 @@ class EngineProcess:
             arguments: Of vLLM.
             nixl_port: Where peers shake hands with it; None: a free port.
             model: A folder.
+            environment: More of it.
         """
         self = cls()
         began = time.monotonic()
@@ -210,6 +214,7 @@ class EngineProcess:
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(sys.path),
                     "TOKENWIRE_DEMO_MODEL": str(model),
+                    **(environment or {}),
                     **(
                         {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(nixl_port)}
                         if nixl_port
@@ -391,6 +396,7 @@ class _Sink:
 
 async def _serve(path: str, role: Role, arguments: list[str]) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
+    switch(SCHEDULER_CLASSES)
     engine = VllmEngine(str(MODEL), "demo", role, arguments)
 
     def tell(kind: str, value: object) -> None:

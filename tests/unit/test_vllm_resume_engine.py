@@ -17,6 +17,7 @@ from tokenwire.worker.vllm.resume import NUM_PROMPT_KEY
 
 SCHEDULER = "tokenwire.worker.vllm.resume_scheduler"
 RUNNER = "tokenwire.worker.vllm.resume_runner"
+GPU_WORKER = "tokenwire.worker.vllm.gpu_worker"
 FIRST_REASONED, REFUSED = 90, 99
 
 
@@ -242,6 +243,16 @@ def test_a_grammar_hears_the_output_as_it_would_have(scheduling: Any) -> None:
     assert (structured.reasoning_ended, structured.reasoner) == (True, "a parser")
 
 
+def test_more_of_a_request_is_no_output_to_hear_again(scheduling: Any) -> None:
+    """A request that is there gets input by the same call."""
+    scheduler = scheduling.ResumeScheduler()
+    structured: Any = Structured()
+    made = request([1, 2, 3], 2, structured)
+    scheduler.add_request(made)
+    scheduler.add_request(made)
+    assert len(scheduler.structured_output_manager.executor.work) == 1
+
+
 def test_output_that_a_grammar_refuses_ends_its_request(scheduling: Any) -> None:
     """Its end says why; one whose grammar does not compile ends as ever."""
     scheduler = scheduling.ResumeScheduler()
@@ -444,3 +455,26 @@ def test_a_gpu_s_generator_goes_as_far_as_its_draws(running: Any) -> None:
     running.advance(generator, 5, Runner(None, None, Sampler()))
     assert generator.offset == 40
     assert len(generator.drawn) == 1
+
+
+def test_a_gpu_s_worker_gives_its_runner_the_output(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as there is one; stand-ins for vLLM are all that has run it."""
+
+    class Worker:
+        """vLLM's."""
+
+        def init_device(self) -> None:
+            """Make the runner."""
+            module = sys.modules["vllm.v1.worker.gpu_model_runner"]
+            self.model_runner: Any = Runner(module, None, Sampler())
+
+    stand_in(monkeypatch, "vllm.v1.worker.gpu_worker", Worker=Worker)
+    assert running
+    [gpu_worker] = loaded(GPU_WORKER)
+    made = gpu_worker.GpuWorker()
+    made.init_device()
+    runner = made.model_runner
+    runner._update_states(SimpleNamespace(scheduled_new_reqs=[new("r", [1], [1, 2])]))
+    assert runner.states[0].output_token_ids == [2]
