@@ -52,8 +52,8 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench bench-capture faults fuzz overload soak soak-faults survive kill-demo docs model tree lock \
-	clean
+	engine-test bench bench-capture faults fuzz overload resume-report soak soak-faults survive \
+	kill-demo docs model tree lock clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -142,6 +142,11 @@ fuzz: setup-dev  ## Fuzz a simulated pair for FUZZ_SECONDS (600); FUZZ='--seed 1
 faults: setup-dev  ## Inject faults by SEED (1) in CASES (300); CASE=N runs one; WRITE=1 into docs.
 	@PYTHONPATH=tests $(BIN)/python scripts/faults.py --seed $(or $(SEED),1) \
 		--cases $(or $(CASES),300) $(if $(CASE),--case $(CASE)) $(if $(WRITE),--write) $(FAULTS)
+
+resume-report: setup-dev  ## Break generations in every way, into docs/ (ENGINE=sim or vllm: one part).
+	@$(SETUP) $(EXTRA)
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/resume_report.py --write \
+		$(if $(filter file,$(origin ENGINE)),,--engine '$(ENGINE)')
 
 survive: setup-dev  ## Hurt a real stack under load (STACK=tokenwire, vllm-router, dynamo).
 	@$(SETUP) $(EXTRA)
