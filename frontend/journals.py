@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass
 
 from tokenwire.protocol.limits import MAX_REQUEST_ID_CHARS
-from tokenwire.protocol.messages import JOURNAL, Recall, Recalled, Role
+from tokenwire.protocol.messages import JOURNAL, Recall, Recalled
 
 from .errors import unavailable
 from .link import Link, LinkState
@@ -65,9 +65,9 @@ class Journals:
         have = [one for one in answers if one[1].state in (RUNNING, ENDED)]
         if have:
             newest = max(have, key=lambda one: one[1].epoch)
-            for link, _ in have:
+            for link, answer in have:
                 if link is not newest[0]:  # it was given up, and does not know
-                    self._tell(link, generation_id, owner, "delete")
+                    self._forget(link, generation_id, owner, answer.epoch)
             return Found(generation_id, owner, newest[0], newest[1].state)
         if any(answer.state == LOST for _, answer in answers):
             why = "its worker kept it for as long, or as much, as it may (--journal-*)"
@@ -171,14 +171,15 @@ class Journals:
             if take is None:
                 link.forget_recall(request_id)
 
-    def _tell(self, link: Link, generation_id: str, owner: bytes, action: str) -> None:
+    def _forget(self, link: Link, generation_id: str, owner: bytes, epoch: int) -> None:
         request_id = f"{self._pool.incarnation}-r{next(_numbers):x}"
-        link.recall(Recall(request_id, generation_id, owner, action), _unheard)
+        message = Recall(request_id, generation_id, owner, "delete", epoch=epoch)
+        link.recall(message, _unheard)
 
 
 def _keeps(link: Link) -> bool:
-    is_there = link.state is LinkState.READY and link.can(JOURNAL)
-    return is_there and link.card is not None and link.card.role is not Role.PREFILL
+    """Return whether it may have one; a prefill worker, too: of a single token."""
+    return link.state is LinkState.READY and link.can(JOURNAL)
 
 
 def _unheard(answer: Recalled) -> None:

@@ -55,7 +55,7 @@ less, a frontend's restart is not."""
 INTERRUPTED = {502: "worker_lost", 503: "worker_lost", 504: "deadline"}
 """Why a generation ended early, by the error's status; what else fails would again."""
 
-INTERRUPTIONS = {"draining", "cancelled", "taken_over"}
+INTERRUPTIONS = {"draining", "cancelled", "disconnected", "taken_over"}
 """The same by the error's code, where that says it."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenwire.protocol.messages import GOES_ON, Finished
+from tokenwire.protocol.messages import CANCELLED, GOES_ON, Finished
 
 from .errors import ApiError
 
@@ -110,4 +110,7 @@ def ended_elsewhere(end: Finished) -> ApiError:
     if end.stop_reason == GOES_ON:
         msg = "another request follows this generation now"
         return ApiError(409, msg, code="taken_over")
-    return ApiError(409, "this generation was cancelled", code="cancelled")
+    if end.stop_reason == CANCELLED:
+        return ApiError(409, "this generation was cancelled", code="cancelled")
+    msg = "this generation has ended with its client's connection"
+    return ApiError(409, msg, code="disconnected")

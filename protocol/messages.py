@@ -244,6 +244,7 @@ class Recall(msgspec.Struct, tag="recall", frozen=True, omit_defaults=True):
     owner: bytes
     action: str
     seq: Seq = msgspec.UNSET
+    epoch: int = 0  # ``delete`` it only if that is its Keep's; 0: in any case
 
 
 class ReleaseKV(msgspec.Struct, tag="release_kv", frozen=True):

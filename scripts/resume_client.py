@@ -53,8 +53,7 @@ GONE = {404, 410}
 """To who asks for events: nobody has these any more."""
 
 CANCELLED, TAKEN_OVER = "cancelled", "taken_over"
-"""Reasons of an interruption: somebody has ended it, or reads it now, which is final. But
-one that does not outlive its connection was cancelled by that when this broke."""
+"""Reasons of an interruption that are final: somebody has ended it, or reads it now."""
 
 MAX_LOG = 100
 """Lines of what happened; a link that breaks all the time would make ever more."""
@@ -105,7 +104,6 @@ class ResumableStream:
         self._patience = patience or Patience()
         self._retries = Retries([url.rstrip("/") for url in urls], self._patience)
         self._retry_s = 0.0  # what the last stream has asked for
-        self._is_rest = False  # of a stream that broke
         kept = member(member(body, "nvext"), "resumable")
         self._outlives = kept.get("on_disconnect") == "continue"
         self._chunks = self._run()
@@ -210,14 +208,14 @@ class ResumableStream:
             _Broken: Not now, or not here.
             Refused: Never.
         """
-        kept, self._is_rest = self.progress, False
+        kept = self.progress
         if kept.generation_id and not kept.is_gone:
             seen = {"Last-Event-ID": f"{kept.generation_id}:{kept.seq}"}
             async with asyncio.timeout(self._patience.answer_s):
                 url = self._generation("stream")
                 answer = await self._session.get(url, headers=seen)
             if answer.status == 200:
-                self.num_reconnects, self._is_rest = self.num_reconnects + 1, True
+                self.num_reconnects += 1
                 self.log.append(f"{self.url}: goes on after event {kept.seq}")
                 return answer
             if answer.status == 204 and kept.finish_reason:
@@ -262,8 +260,7 @@ class ResumableStream:
         self._keep(body)
         nvext = member(body, "nvext")
         reason, refused = nvext.get("reason"), Refused(200, body["error"])
-        is_wanted = reason == CANCELLED and (self._outlives or not self._is_rest)
-        if not nvext.get("resumable") or is_wanted or reason == TAKEN_OVER:
+        if not nvext.get("resumable") or reason in {CANCELLED, TAKEN_OVER}:
             return refused
         self.progress.is_gone = True
         wait_s = nvext.get("retry_after_ms", 0) / 1000

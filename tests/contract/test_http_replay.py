@@ -279,6 +279,15 @@ async def test_a_running_generation_is_followed(
     assert state["checkpoint"]["state"]["output"]["ids"] == last.token_ids
 
 
+async def test_a_single_token_comes_again(tiny_model: Path) -> None:
+    """Which a prefill worker brings, and keeps."""
+    async with running(tiny_model, PAIR, "--step-ms", "0") as (first, second, _):
+        made = await first.ask("chat", max_tokens=1)
+        again = await second.replay(made.id, 0)
+    assert len(made.token_ids) == 1
+    assert again.events == made.events
+
+
 async def test_it_goes_on_without_its_client(
     slow: tuple[Client, Client, list[SimWorker]],
 ) -> None:
@@ -326,7 +335,7 @@ async def test_it_ends_with_its_client(
     assert made.events + again.events == (await first.replay(made.id, 0)).events
     error = again.bodies[-1]
     assert error["error"]["code"] == "generation_interrupted"
-    assert error["nvext"]["reason"] == "cancelled"
+    assert error["nvext"]["reason"] == "disconnected"
     assert error["nvext"]["checkpoint"]["state"]["output"]["len"] < 100
 
     seq = 12  # the role, and 11 ids

@@ -273,29 +273,16 @@ async def test_an_end_that_somebody_wanted_is_one(server: Server, reason: str) -
     assert stream.progress.checkpoint == held(5)
 
 
-@pytest.mark.parametrize("outlives", [False, True])
-async def test_one_that_broke_was_cancelled_by_that(
-    server: Server, outlives: bool
-) -> None:
-    """So it is gone on behind; one that outlives its connection was not."""
-    told = events("g", 3, interruption(reason="cancelled", checkpoint=held(5)), DONE)
-    server.replies = [Reply(200, BEGUN, HEAD, cut=True), Reply(200, told)]
-    life = {"on_disconnect": "continue" if outlives else "cancel"}
-    nvext = {"resumable": life}
-    if outlives:
-        server.replies.append(Reply(200))  # to the cancel of who gives up
-        with pytest.raises(Refused):
-            await run(server.url, nvext=nvext)
-        return
-    server.replies.append(ON)
+async def test_one_that_ended_with_its_connection(server: Server) -> None:
+    """It is gone on behind: nobody wanted that."""
+    nvext = {"reason": "disconnected", "checkpoint": held(5)}
+    told = events("g", 3, interruption(**nvext), DONE)
+    server.replies = [Reply(200, BEGUN, HEAD, cut=True), Reply(200, told), ON]
 
-    check(await run(server.url, nvext=nvext))
+    check(await run(server.url))
 
     asked = server.requests[-1].body
-    assert asked["nvext"] == {
-        "resumable": life,
-        "resume_from": {"checkpoint": held(5)},
-    }
+    assert asked["nvext"]["resume_from"] == {"checkpoint": held(5)}
 
 
 @pytest.mark.parametrize("nothing", [Reply(0), Reply(200, "", cut=True), Reply(502)])

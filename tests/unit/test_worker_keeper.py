@@ -471,6 +471,17 @@ def test_what_is_deleted_was_never_there(is_followed: bool) -> None:
     assert desk.service.num_requests == 0
 
 
+def test_an_older_one_is_not_deleted_any_more() -> None:
+    """It has come back since: the epoch of who asks is not the one that runs."""
+    desk = desk_of(A, B)
+    begin(desk, epoch=3)
+
+    assert recall(desk, B, "delete", epoch=2).epoch == 3
+    assert recall(desk, B, "look").state == "running"
+    assert recall(desk, B, "delete", epoch=3).state == "running"
+    assert recall(desk, B, "look").state == "unknown"
+
+
 def test_what_has_ended_or_is_lost_can_be_deleted() -> None:
     """Nothing of it is told any more."""
     desk = desk_of(A)
