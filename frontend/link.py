@@ -444,6 +444,7 @@ class Link(Peer):
             case Recalled():
                 reply = self._recalls.answered(message)
                 if reply is not None:
+                    self._vigil.opened(self._loop.time())
                     num_tokens = message.num_new_tokens
                     self._open.follow(message.request_id, reply, num_tokens)
             case OrphanedKV():

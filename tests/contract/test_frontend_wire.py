@@ -37,6 +37,7 @@ from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE,
     CAPTURE_TOLD,
+    JOURNAL,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -58,6 +59,8 @@ from tokenwire.protocol.messages import (
     Load,
     MetricsText,
     OrphanedKV,
+    Recall,
+    Recalled,
     Refused,
     Role,
     Sampling,
@@ -456,6 +459,26 @@ async def test_a_worker_that_never_brings_a_first_token_is_stalled(
     """Such as a prefill worker, whose requests end with their first token."""
     recorder = await pair.submit()
     await beating(pair, FIRST_TOKEN_TIMEOUT_S + 2, monkeypatch)
+
+    assert "no token for" in recorder.losses[0]
+
+
+async def test_a_worker_that_stands_still_behind_a_follow_is_stalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is followed is open from the answer on, also where nothing else is."""
+    recorder = Recorder()
+    async with connected() as pair:
+        await pair.worker.receive(Hello)
+        card = msgspec.structs.replace(CARD, capabilities=[JOURNAL])
+        await pair.worker.send(card)
+        await eventually(lambda: pair.link.state is LinkState.READY)
+        recall = Recall("r", "generation", b"", "follow")
+        assert pair.link.recall(recall, lambda answer: recorder)
+        await pair.worker.receive(Recall)
+        await pair.worker.send(Recalled("r", "running", 1, num_new_tokens=5))
+        await eventually(lambda: bool(pair.link.num_open))
+        await beating(pair, 2 * STALL_TIMEOUT_S, monkeypatch)
 
     assert "no token for" in recorder.losses[0]
 
