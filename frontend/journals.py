@@ -92,7 +92,7 @@ class Journals:
         Args:
             found: Of which generation.
             take: Is given the same, before anything else can come, and returns who
-                hears that.
+                hears that; not called where there is nothing to follow.
 
         Raises:
             ApiError: 404, 410 or 503: it is not there any more; nobody hears anything.
@@ -146,7 +146,8 @@ class Journals:
             generation_id: Of what.
             owner: Who asks.
             action: What for, see ``Recall``.
-            take: Given the answer at once, and returns who hears what follows it.
+            take: Given the answer at once if it is RUNNING or ENDED, and returns who
+                hears what follows it: after any other, nothing does.
         """
         request_id = f"{self._pool.incarnation}-r{next(_numbers):x}"
         answered: asyncio.Future[Recalled] = asyncio.get_running_loop().create_future()
@@ -157,7 +158,8 @@ class Journals:
                     link.disown(request_id)
                 return None
             answered.set_result(answer)
-            return None if take is None else take(answer)
+            is_there = answer.state in (RUNNING, ENDED)
+            return take(answer) if take is not None and is_there else None
 
         message = Recall(request_id, generation_id, owner, action)
         if not link.recall(message, heard):

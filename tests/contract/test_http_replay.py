@@ -16,7 +16,9 @@ import pytest_asyncio
 
 from support.resumable import PATHS
 from support.stack import SimWorker, Stack, eventually, frontend
-from tokenwire.protocol.messages import Admin, Role
+from tokenwire.frontend.journals import Found, Journals
+from tokenwire.frontend.recalls import TakeRecalled
+from tokenwire.protocol.messages import Admin, Recalled, Role
 
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
 ASKS: dict[str, dict[str, Any]] = {
@@ -442,6 +444,29 @@ async def test_a_place_that_is_none(
 
     assert answer.status == 400
     assert body["error"]["param"] in ("starting_after", "Last-Event-ID")
+
+
+async def test_it_is_gone_before_it_is_followed(
+    slow: tuple[Client, Client, list[SimWorker]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is open then that would never end."""
+    first, second, [worker] = slow
+    made, reading = first.begin("chat", max_tokens=400)
+    await made.has(5)
+    follow = Journals.follow
+
+    async def late(journals: Journals, found: Found, take: TakeRecalled) -> Recalled:
+        await journals.delete(found)
+        return await follow(journals, found, take)
+
+    monkeypatch.setattr(Journals, "follow", late)
+    gone = await second.replay(made.id, 3)
+    await reading
+
+    assert gone.status == 404
+    [link] = second.served.pool.links
+    assert not link.num_open
+    await idle(worker)
 
 
 @pytest.mark.parametrize(
