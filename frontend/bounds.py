@@ -88,7 +88,7 @@ BOUNDS = {  # a field's name, or ``Struct.name``, as in ``fields``
     "top_k": Bound(-1, INT_BOUND - 1),
     "top_logprobs": Bound(0, MAX_LOGPROBS),
     "top_p": Bound(0, 1, above=True),
-    "ttl_s": Bound(1),
+    "ttl_s": Bound(1, INT_BOUND - 1),
 }
 
 

@@ -73,7 +73,8 @@ class Generations:
         with self._intake.serving(request):
             after = told_seq(generation_id, request.headers, request.query)
             replay = await self._read(request)
-            if after and replay.found.state == ENDED:
+            # As it was read: since it was found, it may have ended.
+            if after and replay.kept.state == ENDED:
                 told = await replay.told()
                 if after > told.num_events:
                     msg = (
@@ -83,7 +84,7 @@ class Generations:
                 if after == told.num_events:
                     return web.Response(status=204)
             call = await replay.call(after)
-            self._metrics.replayed(replay.found.state)
+            self._metrics.replayed(replay.kept.state)
             session = Session(call, self._pool, self._metrics, _nobody)
             intake, headers = self._intake, resumable_of(call).headers
             intake.give_up[session.give_up] = None
@@ -163,13 +164,15 @@ def told_seq(
             raise bad_request(msg, param)
     if given is None:
         return 0
-    if not (given.isascii() and given.isdigit()) or int(given[:MAX_DIGITS]) > ALL:
+    is_number = given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS
+    if not is_number or int(given) > ALL:
         msg = f"{param} must be the number of an event, not {given!r:.80}"
         raise bad_request(msg, param)
     return int(given)
 
 
-MAX_DIGITS = 20
+MAX_DIGITS = 19
+"""As many as ALL has; thousands are more than ``int`` takes."""
 
 
 def _nobody(end: End) -> None:

@@ -427,6 +427,7 @@ async def test_only_its_own_client_finds_it(
         ("starting_after=-1", {}),
         ("starting_after=", {}),
         ("starting_after=" + "9" * 30, {}),
+        ("starting_after=" + "0" * 5000, {}),
         ("starting_after=1000", {}),
         ("", {"Last-Event-ID": "another:3"}),
         ("", {"Last-Event-ID": "3"}),
@@ -444,6 +445,26 @@ async def test_a_place_that_is_none(
 
     assert answer.status == 400
     assert body["error"]["param"] in ("starting_after", "Last-Event-ID")
+
+
+async def test_it_ends_while_it_is_looked_for(
+    slow: tuple[Client, Client, list[SimWorker]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has all of it is told so, whatever was found a moment before."""
+    first, second, _ = slow
+    made, reading = first.begin("chat", max_tokens=30)
+    await made.has(5)
+    read = Journals.read
+
+    async def late(journals: Journals, found: Found) -> Recalled:
+        await reading
+        return await read(journals, found)
+
+    monkeypatch.setattr(Journals, "read", late)
+    nothing = await second.replay(made.id, 33)
+
+    assert len(made.events) == 33
+    assert (nothing.status, nothing.events) == (204, [b""])
 
 
 async def test_it_is_gone_before_it_is_followed(

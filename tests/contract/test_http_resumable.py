@@ -404,6 +404,7 @@ async def test_a_client_that_leaves_ends_its_generation(slow: Stack) -> None:
         ({"nvext": {"resumable": 1}}, 400, "nvext.resumable"),
         ({"nvext": {"resumable": {"x": 1}}}, 400, "nvext.resumable"),
         ({"nvext": {"resumable": {"ttl_s": 0}}}, 400, "ttl_s"),
+        ({"nvext": {"resumable": {"ttl_s": 10**30}}}, 400, "ttl_s"),
         (
             {"nvext": {"resumable": {"on_disconnect": "continue"}}},
             400,
