@@ -20,6 +20,7 @@ from typing import Any
 
 import table
 from report_cases import Outcome
+from report_real import run_real
 from report_sim import run_simulated
 from report_table import COLUMNS, cells, failures, tables
 
@@ -59,15 +60,23 @@ def run(engine: str, model: Path, *, write: bool) -> list[str]:
     """Run one engine's part; return what failed."""
     report = _Progress(engine)
     report("starting")
-    outcomes = asyncio.run(run_simulated(model, report))
-    failed = failures(outcomes)
+    parts: list[str] = []
+    if engine == "sim":
+        outcomes = asyncio.run(run_simulated(model, report))
+        failed = failures(outcomes)
+    else:
+        outcomes, reuse = asyncio.run(run_real(model, report))
+        failed = failures(outcomes)
+        parts.append(str(reuse))
+        if not reuse.is_bounded:
+            failed.append(f"more than a block was computed again: {reuse}")
     took_s = report.seconds
     report(f"{len(outcomes)} cases, {len(failed)} failed")
-    text = f"{_summary(outcomes, took_s)}\n\n{tables(outcomes)}"
+    text = "\n\n".join([_summary(outcomes, took_s), *parts, tables(outcomes)])
     print(f"\n{text}\n", flush=True)
     if write:
         table.write(PAGE, engine, text)
-        _write_numbers(engine, outcomes, took_s)
+        _write_numbers(engine, outcomes, took_s, parts)
     return failed
 
 
@@ -81,7 +90,9 @@ def _summary(outcomes: Sequence[Outcome], took_s: float) -> str:
     )
 
 
-def _write_numbers(engine: str, outcomes: Sequence[Outcome], took_s: float) -> None:
+def _write_numbers(
+    engine: str, outcomes: Sequence[Outcome], took_s: float, remarks: Sequence[str]
+) -> None:
     numbers: dict[str, Any] = {}
     if NUMBERS.exists():
         numbers = json.loads(NUMBERS.read_text())
@@ -89,6 +100,7 @@ def _write_numbers(engine: str, outcomes: Sequence[Outcome], took_s: float) -> N
         "environment": environment(),
         "cases": len(outcomes),
         "took_s": round(took_s),
+        "remarks": remarks,
         "columns": COLUMNS,
         "cells": cells(outcomes),
     }
@@ -104,13 +116,16 @@ def _write_numbers(engine: str, outcomes: Sequence[Outcome], took_s: float) -> N
 def main() -> None:
     """Run what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=("sim",), default="sim")
+    parser.add_argument("--engine", choices=("sim", "vllm", "all"), default="all")
     parser.add_argument(
         "--write", action="store_true", help="put the tables into docs/"
     )
     arguments = parser.parse_args()
     model = Path(os.environ["TOKENWIRE_DEMO_MODEL"])
-    failed = run(arguments.engine, model, write=arguments.write)
+    engines = ("sim", "vllm") if arguments.engine == "all" else (arguments.engine,)
+    failed = [
+        one for engine in engines for one in run(engine, model, write=arguments.write)
+    ]
     for one in failed[:SHOWN]:
         print(f"not as if nothing had happened: {one}", file=sys.stderr)
     if failed:
