@@ -1,7 +1,8 @@
 """What a resumable generation says of itself: numbers, offsets, checkpoints.
 
 Laws:
-- Every event has the next number, in its ``id:`` and, where it is a chunk, in ``seq``.
+- Every event of a generation has the next number, in its ``id:`` and, where it is a
+  chunk, in ``seq``. That an answer is interrupted is none: the generation may go on.
 - The ids of all chunks, joined, are the output; ``token_offset`` is how many of them the
   client has already. A chunk's delta is the fold of its ids, so whoever has seen the
   events up to a number has exactly the output of a checkpoint at that number.
@@ -42,11 +43,14 @@ from .nvext import CheckpointOptions, ResumableOptions
 from .peer import Peer
 from .resume import Resume
 
-__all__ = ["RETRY_MS", "Origin", "Resumable", "Source"]
+__all__ = ["OWN_ENDS", "RETRY_MS", "Origin", "Resumable", "Source"]
 
 KEPT_S = 600.0
 """For how long workers keep a generation unless its client says otherwise: longer than a
 frontend's restart, and a person's patience."""
+
+OWN_ENDS = frozenset({"cancelled", "disconnected"})
+"""The errors' codes of early ends that are the generation's own: its worker keeps them."""
 
 RETRY_MS = 2_000
 """When an EventSource is to come back: a worker's death is noticed and made up for in
@@ -55,7 +59,7 @@ less, a frontend's restart is not."""
 INTERRUPTED = {502: "worker_lost", 503: "worker_lost", 504: "deadline"}
 """Why a generation ended early, by the error's status; what else fails would again."""
 
-INTERRUPTIONS = {"draining", "cancelled", "disconnected", "taken_over"}
+INTERRUPTIONS = OWN_ENDS | {"draining", "taken_over"}
 """The same by the error's code, where that says it."""
 
 
@@ -207,6 +211,14 @@ class Resumable:
             return b""
         retry = b"retry: %d\n" % RETRY_MS if self._seq == 1 else b""
         return b"%sid: %s:%d\n%s" % (retry, self.origin.id.encode(), self._seq, data)
+
+    def aside(self, data: bytes) -> bytes:
+        """Return an event that is none of the generation's, with the last one's number.
+
+        Who comes back with that misses nothing of what the generation may bring yet.
+        """
+        seq = max(self._seq, self.told_seq)
+        return b"id: %s:%d\n%s" % (self.origin.id.encode(), seq, data)
 
     def chunk(
         self, token_ids: list[int], logprobs: Logprobs | None, *, is_last: bool = False

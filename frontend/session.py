@@ -16,6 +16,7 @@ from .frame import Finished, usage
 from .job import End
 from .metrics import Metrics
 from .pool import Pool
+from .resumable import OWN_ENDS
 from .sse import DONE, EventStream, LivelyStream, error_event
 
 __all__ = ["Session"]
@@ -381,6 +382,7 @@ class Session:
         """Return the last events."""
         events: list[bytes] = []
         resumable, error = self._call.resumable, self._error
+        is_own = error is None or error.code in OWN_ENDS  # not this answer's alone
         if error is not None:
             self._metrics.failed(error.code or error.kind)
             if resumable is not None:
@@ -390,7 +392,8 @@ class Session:
             events.append(self._call.shape.usage_chunk(self._usage()))
         events.append(DONE)
         if resumable is not None:
-            events = [resumable.event(event) for event in events]
+            numbered = resumable.event if is_own else resumable.aside
+            events = [numbered(event) for event in events]
         return b"".join(events)
 
     def _interrupted_whole(self, delta: Delta) -> ApiError:

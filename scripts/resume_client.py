@@ -52,8 +52,9 @@ TRANSIENT = {408, 425, 429}
 GONE = {404, 410}
 """To who asks for events: nobody has these any more."""
 
-CANCELLED, TAKEN_OVER = "cancelled", "taken_over"
-"""Reasons of an interruption that are final: somebody has ended it, or reads it now."""
+CANCELLED, DRAINING, TAKEN_OVER = "cancelled", "draining", "taken_over"
+"""Reasons of an interruption. The first and the last are final: somebody has ended it, or
+reads it now."""
 
 MAX_LOG = 100
 """Lines of what happened; a link that breaks all the time would make ever more."""
@@ -262,9 +263,10 @@ class ResumableStream:
         reason, refused = nvext.get("reason"), Refused(200, body["error"])
         if not nvext.get("resumable") or reason in {CANCELLED, TAKEN_OVER}:
             return refused
-        self.progress.is_gone = True
+        # A frontend that leaves lets go on what outlives it: it can be followed.
+        self.progress.is_gone = reason != DRAINING or not self._outlives
         wait_s = nvext.get("retry_after_ms", 0) / 1000
-        return _Broken(f"{refused} ({reason})", wait_s, everywhere=reason != "draining")
+        return _Broken(f"{refused} ({reason})", wait_s, everywhere=reason != DRAINING)
 
     def _keep(self, body: Json) -> None:
         nvext = member(body, "nvext")

@@ -180,6 +180,10 @@ class Progress:
         """
         generation_id, _, seq = event.id.rpartition(":")
         self.generation_id = self.generation_id or generation_id
+        if event.id == f"{self.generation_id}:{self.seq}" and event.data != "[DONE]":
+            interruption: Json = json.loads(event.data)
+            if "error" in interruption:
+                return interruption  # the generation itself may go on
         expected = f"{self.generation_id}:{self.seq + 1}"
         if event.id != expected:
             msg = f"event {event.id!r:.80} in place of {expected!r:.80}"

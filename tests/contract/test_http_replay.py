@@ -51,6 +51,12 @@ class Raw:
         return [json.loads(body) for body in found if body != b"[DONE]"]
 
     @property
+    def seqs(self) -> list[int]:
+        """The number in each event's id."""
+        found = [event.partition(b"id: ")[2] for event in self.events]
+        return [int(one.partition(b"\n")[0].rpartition(b":")[2]) for one in found]
+
+    @property
     def token_ids(self) -> list[int]:
         """All ids, joined."""
         chunks = [body for body in self.bodies if body.get("choices")]
@@ -269,6 +275,8 @@ async def test_a_running_generation_is_followed(
     for raw in (made, other):
         assert raw.bodies[-1]["error"]["code"] == "generation_interrupted"
         assert raw.bodies[-1]["nvext"]["reason"] == "taken_over"
+        place = raw.bodies[-2]["nvext"]["seq"]
+        assert raw.seqs[-3:] == [place] * 3
     told = made.events[:-2]
     assert told == last.events[: len(told)]
     told = other.events[:-2]
@@ -536,8 +544,7 @@ async def test_a_frontend_that_leaves_lets_it_go_on(
     await first.served.intake.drain(0, asyncio.Event())
     await reading
     assert made.bodies[-1]["nvext"]["reason"] == "draining"
-    seen = len(made.events) - 2
-    rest = await second.replay(made.id, seen)
+    rest = await second.replay(made.id, made.seqs[-1])  # as an EventSource does
 
     assert made.token_ids + rest.token_ids == calm.token_ids
 

@@ -258,6 +258,25 @@ async def test_an_interruption_is_gone_on_behind_at_once(server: Server) -> None
     assert asked["nvext"]["resume_from"] == {"checkpoint": held(5)}
 
 
+@pytest.mark.parametrize("outlives", [False, True])
+async def test_a_frontend_that_leaves_lets_it_go_on(
+    server: Server, outlives: bool
+) -> None:
+    """What outlives that is followed: its events go on where they were."""
+    told = events("g", 2, interruption(reason="draining", checkpoint=held(5)))
+    rest = Reply(200, REST) if outlives else ON
+    server.replies = [Reply(200, BEGUN + told, HEAD), rest]
+    life = {"on_disconnect": "continue" if outlives else "cancel"}
+
+    outcome = await run(server.url, nvext={"resumable": life})
+
+    check(outcome)
+    again = server.requests[-1]
+    assert again.method == ("GET" if outlives else "POST")
+    assert again.last_event_id == ("g:2" if outlives else None)
+    assert (outcome.num_reconnects, outcome.num_resumes) == (outlives, not outlives)
+
+
 @pytest.mark.parametrize("reason", ["cancelled", "taken_over"])
 async def test_an_end_that_somebody_wanted_is_one(server: Server, reason: str) -> None:
     """What has come is kept."""

@@ -155,12 +155,18 @@ def texts_after_each_id(model: TextModel, ids: Sequence[int]) -> list[str]:
 
 
 def laws(stream: Stream, first_offset: int = 0) -> None:
-    """Assert what holds for every resumable stream: numbers and offsets without a gap."""
+    """Assert what holds for every resumable stream: numbers and offsets without a gap.
+
+    That it is interrupted, and the end behind that, are no events of the generation.
+    """
     assert stream.status == 200
     assert stream.done
     generation_id = stream.first["generation"]["id"]
+    is_error = [bool(event.body) and "error" in event.body for event in stream.events]
+    num_own = is_error.index(True) if True in is_error else len(is_error)
+    numbers = [min(at + 1, num_own) for at in range(len(is_error))]
     assert [event.id for event in stream.events] == [
-        f"{generation_id}:{number}" for number in range(1, len(stream.events) + 1)
+        f"{generation_id}:{number}" for number in numbers
     ]
     offset = first_offset
     for event in stream.events:
