@@ -162,7 +162,7 @@ def laws(stream: Stream, first_offset: int = 0) -> None:
     assert stream.status == 200
     assert stream.done
     generation_id = stream.first["generation"]["id"]
-    is_error = [bool(event.body) and "error" in event.body for event in stream.events]
+    is_error = ["error" in (event.body or {}) for event in stream.events]
     num_own = is_error.index(True) if True in is_error else len(is_error)
     numbers = [min(at + 1, num_own) for at in range(len(is_error))]
     assert [event.id for event in stream.events] == [
