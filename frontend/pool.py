@@ -201,9 +201,13 @@ class Pool:
 
     @property
     def keeps(self) -> bool:
-        """Whether a worker of outputs keeps what it generates."""
+        """Whether a worker of outputs keeps what it generates, unless there is none.
+
+        That is a matter of now, and told as such to who needs one.
+        """
         roles = (Role.AGGREGATED, Role.DECODE)
-        return any(link.can(JOURNAL) for role in roles for link in self.usable(role))
+        links = [link for role in roles for link in self.usable(role)]
+        return not links or any(link.can(JOURNAL) for link in links)
 
     def check_adapter(self, lora: str) -> None:
         """Refuse an adapter that nobody has.

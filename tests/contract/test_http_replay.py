@@ -528,6 +528,15 @@ async def test_without_a_journal_nothing_goes_on(tiny_model: Path) -> None:
         assert (await second.replay(made.id, 0)).status == 404
 
 
+async def test_without_a_worker_it_may_come_later(tiny_model: Path) -> None:
+    """That is no fault of the request: a client tries again."""
+    async with running(tiny_model, ONE, "--step-ms", "0") as (first, _, [worker]):
+        await worker.die()
+        await eventually(lambda: not first.served.pool.ready, "the loss")
+        refused = await first.ask("chat", nvext={"resumable": CONTINUE})
+    assert refused.status == 503
+
+
 async def test_a_frontend_that_leaves_lets_it_go_on(
     slow: tuple[Client, Client, list[SimWorker]],
 ) -> None:
