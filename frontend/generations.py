@@ -74,8 +74,8 @@ class Generations:
             after = told_seq(generation_id, request.headers, request.query)
             replay = await self._read(request)
             # As it was read: since it was found, it may have ended.
-            if after and replay.kept.state == ENDED:
-                told = await replay.told()
+            if replay.kept.state == ENDED and (after or replay.is_given_up):
+                told = await replay.told(after)
                 if after > told.num_events:
                     msg = (
                         f"this generation has had {told.num_events} events, not {after}"

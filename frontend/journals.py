@@ -62,14 +62,15 @@ class Journals:
         links = [link for link in self._pool.links if _keeps(link)]
         asked = [self.ask(link, generation_id, owner, "look") for link in links]
         answers = list(zip(links, await asyncio.gather(*asked), strict=True))
-        have = [one for one in answers if one[1].state in (RUNNING, ENDED)]
-        if have:
-            newest = max(have, key=lambda one: one[1].epoch)
-            for link, answer in have:
-                if link is not newest[0]:  # it was given up, and does not know
-                    self._forget(link, generation_id, owner, answer.epoch)
-            return Found(generation_id, owner, newest[0], newest[1].state)
-        if any(answer.state == LOST for _, answer in answers):
+        know = [one for one in answers if one[1].state in (RUNNING, ENDED, LOST)]
+        if know:
+            newest, answer = max(know, key=lambda one: one[1].epoch)
+            for link, other in know:
+                if link is not newest and other.state != LOST:
+                    # It was given up, and does not know.
+                    self._forget(link, generation_id, owner, other.epoch)
+            if answer.state != LOST:
+                return Found(generation_id, owner, newest, answer.state)
             why = "its worker kept it for as long, or as much, as it may (--journal-*)"
             raise replay_window_lost(generation_id, why)
         silent = [link for link, answer in answers if answer.state == AWAY]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tokenwire.protocol.messages import Recalled
+from tokenwire.protocol.messages import BY_PAUSE, CANCELLED, FinishReason, Recalled
 from tokenwire.protocol.tokens import pack_ids
 
 from .calls import Call, chat_call, completion_call
@@ -101,13 +101,40 @@ class Replay:
         call.keep(self.context.route, self.context.body, self.found.owner)
         return call
 
-    async def told(self) -> Told:
-        """Return what a client has that was told all that is kept, by telling it nobody."""
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it outlives all but a cancel, and has ended by neither itself nor that.
+
+        The frontend that followed it has had it go on elsewhere, unless a stop string
+        had ended it.
+        """
+        finished = self.kept.finished
+        return (
+            self.kept.outlives
+            and finished is not None
+            and finished.reason is FinishReason.ABORT
+            and finished.stop_reason not in (BY_PAUSE, CANCELLED)
+        )
+
+    async def told(self, seq: int = 0) -> Told:
+        """Return what a client has that was told all that is kept, by telling it nobody.
+
+        Args:
+            seq: Of the last event that this client has.
+
+        Raises:
+            ApiError: 410, it went on elsewhere, where nobody has it any more; others: as
+                ``call``.
+        """
         call = await self.call(ALL)
         session = Session(call, self._pool, _UNCOUNTED, _nobody)
         num_openings, end = await session.silently(self._tell_kept)
-        resumable = resumable_of(call)
-        return Told(resumable.num_events, num_openings, session.num_tokens, end)
+        num_events = resumable_of(call).num_events
+        is_whole = end is None or end.error is None
+        if not is_whole and (self.is_given_up or seq > num_events):
+            why = "it went on at another worker, which has it no more"
+            raise replay_window_lost(self.found.generation_id, why)
+        return Told(num_events, num_openings, session.num_tokens, end)
 
     async def follow(self, choice: Choice) -> None:
         """Have *choice* told what is kept, and what comes from now on.
@@ -129,7 +156,7 @@ class Replay:
         Raises:
             ApiError: As ``call``.
         """
-        told = await self.told()
+        told = await self.told(seq or 0)
         seq = told.num_events if seq is None else min(seq, told.num_events)
         num_tokens = max(0, min(seq - told.num_openings, told.num_tokens))
         call = await self.call()

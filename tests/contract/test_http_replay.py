@@ -19,6 +19,8 @@ from support.stack import SimWorker, Stack, eventually, frontend
 from tokenwire.frontend.journals import Found, Journals
 from tokenwire.frontend.recalls import TakeRecalled
 from tokenwire.protocol.messages import Admin, Recalled, Role
+from tokenwire.worker.entry import Entry
+from tokenwire.worker.journal import Lost
 
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
 ASKS: dict[str, dict[str, Any]] = {
@@ -582,6 +584,62 @@ async def test_it_moves_while_it_is_followed(tiny_model: Path) -> None:
     assert made.token_ids[:7] + other.token_ids == calm.token_ids
     assert b"[DONE]" in other.events[-1]
     assert again.events == other.events
+
+
+@pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
+async def test_a_worker_that_was_given_up_has_no_say(
+    tiny_model: Path, on_disconnect: str
+) -> None:
+    """What it kept ends before the end: 410 where the rest is gone, not an end."""
+    roles = (Role.AGGREGATED, Role.AGGREGATED)
+    async with running(tiny_model, roles, "--step-ms", "5") as (first, second, workers):
+        made, reading = first.begin(
+            "chat", nvext={"resumable": {"on_disconnect": on_disconnect}}
+        )
+        await made.has(10)
+        [busy] = [worker for worker in workers if not worker.idle]
+        [link] = [one for one in first.served.pool.links if one.worker_id == busy.name]
+        link._reset("it has stalled")  # pyright: ignore[reportPrivateUsage]
+        seen = len(made.events)
+        await made.has(seen + 20)
+        seen = len(made.events)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        [other] = [worker for worker in workers if worker is not busy]
+        await other.die()
+        await idle(busy)
+        behind = await second.replay(made.id, seen)
+        source = {"generation_id": made.id, "seq": seen}
+        resumed = await second.ask("chat", nvext={"resume_from": source})
+        assert (behind.status, resumed.status) == (410, 410)
+        if on_disconnect == "continue":
+            status, _ = await second.call("GET", made.id)
+            begun = await second.replay(made.id, 0)
+            assert (status, begun.status) == (410, 410)
+
+
+async def test_the_newest_that_is_known_counts(tiny_model: Path) -> None:
+    """Also if it is lost: what an earlier worker has does not stand for it."""
+    async with running(tiny_model, ONE * 2, "--step-ms", "5") as (
+        first,
+        second,
+        workers,
+    ):
+        made, reading = first.begin("chat", max_tokens=400)
+        await made.has(10)
+        [busy] = [worker for worker in workers if not worker.idle]
+        [link] = [one for one in first.served.pool.links if one.worker_id == busy.name]
+        link._reset("it has stalled")  # pyright: ignore[reportPrivateUsage]
+        await made.has(30)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        [other] = [worker for worker in workers if worker is not busy]
+        await idle(other)
+        journal = other.journal
+        entry = journal.find(made.id, b"")
+        assert isinstance(entry, Entry)
+        journal.drop(entry, Lost.EXPIRED)
+        assert (await second.replay(made.id, 3)).status == 410
 
 
 async def test_what_is_told_of_workers_is_as_it_was(

@@ -152,6 +152,7 @@ class SimWorker:
         journal_bytes: int = JOURNAL_BYTES,
     ) -> None:
         self._journal_bytes = journal_bytes
+        self.journal = Journal(journal_bytes, JOURNAL_LIFE_S)
         self._layers = [] if capture is None else list(capture.layers)
         saves = capture is not None and role is not Role.DECODE
         self.captures = Captures(capture) if capture is not None and saves else None
@@ -227,7 +228,7 @@ class SimWorker:
             bounds=self._bounds,
             exposition=Exposition(partial(engine_families, registry)),
             captures=self.captures,
-            journal=Journal(self._journal_bytes, JOURNAL_LIFE_S),
+            journal=self.journal,
         )
         self.link.start(self.service)
         self._tick = asyncio.create_task(self._run())
