@@ -10,7 +10,7 @@ from typing import Any
 
 from support.switches import is_off, switch
 from tokenwire.worker.vllm import resume_runner, resume_scheduler
-from tokenwire.worker.vllm.resume import SCHEDULER_CLASSES, num_prompt_of
+from tokenwire.worker.vllm.resume import SCHEDULER_CLASSES
 
 __all__ = ["AsyncScheduler", "Extension", "Scheduler"]
 
@@ -24,14 +24,6 @@ _advance = resume_runner.advance
 class _Switched:
     """Stands before one of our schedulers."""
 
-    def add_request(self: Any, request: Any) -> None:
-        """``early``: it is output before the prefix cache is asked."""
-        num_prompt = num_prompt_of(request)
-        ours: Any = super()
-        ours.add_request(request)
-        if num_prompt and is_off("early"):
-            _split(request, num_prompt)
-
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         """``told``: for the model runner all ids are the prompt's."""
         ours: Any = super()
@@ -42,12 +34,6 @@ class _Switched:
                     new.prompt_token_ids = new.prefill_token_ids
                     new.prefill_token_ids = None
         return planned
-
-    def _keep_prompt_rows(self: Any, brought: Any) -> None:
-        """``rows``: prompt logprobs come when they are there."""
-        if not is_off("rows"):
-            ours: Any = super()
-            ours._keep_prompt_rows(brought)
 
 
 class Scheduler(_Switched, resume_scheduler.ResumeScheduler):
