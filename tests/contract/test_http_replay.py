@@ -112,6 +112,11 @@ class Client:
         raw = Raw()
         return raw, asyncio.create_task(self.ask(route, raw, **fields))
 
+    def outliving(self, max_tokens: int) -> tuple[Raw, asyncio.Task[Raw]]:
+        """Stream, in the background, a sampled chat that goes on without its client."""
+        nvext = {"resumable": CONTINUE}
+        return self.begin("chat", nvext=nvext, max_tokens=max_tokens, **SAMPLED)
+
     async def replay(
         self,
         generation_id: str,
@@ -257,12 +262,7 @@ async def test_a_running_generation_is_followed(
 ) -> None:
     """From each frontend in turn; who followed it before is told so."""
     async with running(tiny_model, roles, "--step-ms", "5") as (first, second, workers):
-        options: dict[str, Any] = {
-            "nvext": {"resumable": CONTINUE},
-            "max_tokens": 200,
-            **SAMPLED,
-        }
-        made, reading = first.begin("chat", **options)
+        made, reading = first.outliving(200)
         await made.has(10)
         other = Raw()
         following = asyncio.create_task(second.replay(made.id, 5, other))
@@ -306,12 +306,7 @@ async def test_it_goes_on_without_its_client(
     """Where that was asked for: whoever comes back finds all of it."""
     first, second, [worker] = slow
     calm = await first.ask("chat", max_tokens=100, **SAMPLED)
-    options: dict[str, Any] = {
-        "nvext": {"resumable": CONTINUE},
-        "max_tokens": 100,
-        **SAMPLED,
-    }
-    made, reading = first.begin("chat", **options)
+    made, reading = first.outliving(100)
     await made.has(20)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -545,12 +540,7 @@ async def test_a_frontend_that_leaves_lets_it_go_on(
     """Its client is told that it is interrupted, and finds all of it elsewhere."""
     first, second, _ = slow
     calm = await first.ask("chat", max_tokens=150, **SAMPLED)
-    options: dict[str, Any] = {
-        "nvext": {"resumable": CONTINUE},
-        "max_tokens": 150,
-        **SAMPLED,
-    }
-    made, reading = first.begin("chat", **options)
+    made, reading = first.outliving(150)
     await made.has(10)
     await first.served.intake.drain(0, asyncio.Event())
     await reading
@@ -565,12 +555,7 @@ async def test_it_moves_while_it_is_followed(tiny_model: Path) -> None:
     roles = (Role.AGGREGATED, Role.AGGREGATED)
     async with running(tiny_model, roles, "--step-ms", "5") as (first, second, workers):
         calm = await first.ask("chat", max_tokens=150, **SAMPLED)
-        options: dict[str, Any] = {
-            "nvext": {"resumable": CONTINUE},
-            "max_tokens": 150,
-            **SAMPLED,
-        }
-        made, reading = first.begin("chat", **options)
+        made, reading = first.outliving(150)
         await made.has(10)
         reading.cancel()
         other = Raw()
@@ -680,12 +665,7 @@ async def test_a_client_that_leaves_while_it_moves(tiny_model: Path) -> None:
     roles = (Role.AGGREGATED, Role.AGGREGATED)
     async with running(tiny_model, roles, "--step-ms", "5") as (first, second, workers):
         calm = await first.ask("chat", max_tokens=150, **SAMPLED)
-        options: dict[str, Any] = {
-            "nvext": {"resumable": CONTINUE},
-            "max_tokens": 150,
-            **SAMPLED,
-        }
-        made, reading = first.begin("chat", **options)
+        made, reading = first.outliving(150)
         await made.has(10)
         [busy] = [worker for worker in workers if not worker.idle]
         await busy.die()
