@@ -76,7 +76,7 @@ class Journals:
         silent = [link for link, answer in answers if answer.state == AWAY]
         if silent:
             msg = f"worker {silent[0].worker_id}, which may keep it, does not answer"
-            raise unavailable(msg, "worker_silent")
+            raise unavailable(msg, code="worker_silent")
         raise generation_not_found(generation_id)
 
     async def read(self, found: Found) -> Recalled:
@@ -128,7 +128,7 @@ class Journals:
                 raise replay_window_lost(name, "its worker had to drop it just now")
             case "away":
                 msg = f"worker {link.worker_id}, which keeps it, does not answer"
-                raise unavailable(msg, "worker_silent")
+                raise unavailable(msg, code="worker_silent")
             case _:
                 raise generation_not_found(name)
 
