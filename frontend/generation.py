@@ -231,7 +231,8 @@ class Generation:
         if finished is None:
             return None
         if _is_good(finished):
-            return self._record.good_end(finished, self.peer)
+            # What it saved is not ours to have deleted: others may have been told of it.
+            return self._record.good_end(finished)
         end = self._record.end(FinishReason.ERROR)
         end.error = ended_elsewhere(finished)
         return end
@@ -242,7 +243,7 @@ class Generation:
         None: the sink hears it, with what the worker alone knows (``cached_tokens``).
         """
         if self._kept_end is not None:  # then, too, a stop string had ended it
-            return self._record.good_end(self._kept_end, self.peer)
+            return self._record.good_end(self._kept_end)
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
             if self._record.prefill_end is None:

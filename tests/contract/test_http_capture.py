@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
 from support.stack import Reply, SimWorker, Stack, eventually, frontend, stack
 from support.states import take_states
 from tokenwire.frontend.link import LinkState
+from tokenwire.frontend.sse import LivelyStream
 from tokenwire.protocol.messages import ErrorKind, FinishReason, Role
 from tokenwire.worker import capture_files
 from tokenwire.worker.capture_files import Access, Sweep
@@ -91,6 +93,33 @@ async def test_the_prompt_s_states_are_where_the_response_says(
     assert body["usage"]["completion_tokens"] == max_tokens
     assert take(path) == PROMPT
     assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("stop", [None, ["e"]])
+async def test_a_replay_that_is_cut_deletes_nothing(
+    served: Stack, monkeypatch: pytest.MonkeyPatch, stop: list[str] | None
+) -> None:
+    """The client was told of the file by the stream that it replays."""
+    nvext = {**TRIO["nvext"], "resumable": True}
+    made = await served.complete(
+        prompt=PROMPT, max_tokens=9, stream=True, nvext=nvext, stop=stop
+    )
+    path = path_of([event.body for event in made.events if event.body][-1])
+    generation = f"/v1/generations/{made.headers['X-Generation-Id']}"
+
+    num_cut = 0
+
+    async def gone(stream: LivelyStream, first: bytes) -> None:
+        nonlocal num_cut
+        num_cut += 1
+        raise BrokenPipeError
+
+    monkeypatch.setattr(LivelyStream, "open", gone)
+    with contextlib.suppress(aiohttp.ClientError):
+        await served.get(f"{generation}/stream")
+    assert num_cut == 1
+    assert (await served.get(generation)).status == 200  # its worker has heard all
+    assert take(path) == PROMPT
 
 
 @pytest.mark.parametrize("fields", [TRIO, ALIAS], ids=["selector", "alias"])
