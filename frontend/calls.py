@@ -13,7 +13,7 @@ from tokenwire.protocol.messages import Sampling
 from .bounds import within
 from .checks import check_cache_salt, check_common, check_model, refuse_chats_own
 from .contract import Terms
-from .errors import bad_request
+from .errors import ApiError, bad_request
 from .fold import Fold
 from .frame import Frame, Shape
 from .job import Job, Reasoning
@@ -82,9 +82,17 @@ class Call:
             route: The request's.
             body: The same.
             owner: Whose it is.
+
+        Raises:
+            ApiError: 413, it is to outlive its client, and too large to be kept.
         """
         resumable = self.resumable
-        if resumable is None or not self.stream or len(body) > MAX_BODY_BYTES:
+        if resumable is None or not self.stream:
+            return
+        if len(body) > MAX_BODY_BYTES:
+            if resumable.outlives:
+                msg = f"only a body of at most {MAX_BODY_BYTES} bytes is kept to go on"
+                raise ApiError(413, msg, param="nvext.resumable.on_disconnect")
             return
         keeping = resumable.keeping(route, body, owner)
         self.jobs = [(replace(job, keeping=keeping), fold) for job, fold in self.jobs]

@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from support.resumable import PATHS
 from support.stack import SimWorker, Stack, eventually, frontend
+from tokenwire.frontend import calls
 from tokenwire.frontend.journals import Found, Journals
 from tokenwire.frontend.recalls import TakeRecalled
 from tokenwire.protocol.messages import Admin, Recalled, Role
@@ -532,6 +533,19 @@ async def test_without_a_worker_it_may_come_later(tiny_model: Path) -> None:
         await eventually(lambda: not first.served.pool.ready, "the loss")
         refused = await first.ask("chat", nvext={"resumable": CONTINUE})
     assert refused.status == 503
+
+
+async def test_what_is_too_large_to_be_kept_cannot_outlive_its_client(
+    slow: tuple[Client, Client, list[SimWorker]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told so; without that wish it is served, and not kept."""
+    first, second, _ = slow
+    monkeypatch.setattr(calls, "MAX_BODY_BYTES", 100)
+    refused = await first.ask("chat", nvext={"resumable": CONTINUE}, max_tokens=5)
+    made = await first.ask("chat", max_tokens=5)
+
+    assert (refused.status, made.status) == (413, 200)
+    assert (await second.replay(made.id, 0)).status == 404
 
 
 async def test_a_frontend_that_leaves_lets_it_go_on(
