@@ -80,7 +80,7 @@ def resume_too_large(num_tokens: int, limit: int) -> ApiError:
 def generation_not_found(generation_id: str) -> ApiError:
     """Return a 404: nobody keeps such a generation for this client."""
     msg = (
-        f"no worker keeps a generation {generation_id!r} of this API key: it was not "
+        f"no worker keeps a generation {generation_id!r:.80} of this API key: it was not "
         "resumable, or is over for longer than it is kept, or its worker is gone; resume "
         "from a checkpoint"
     )
@@ -90,7 +90,7 @@ def generation_not_found(generation_id: str) -> ApiError:
 def replay_window_lost(generation_id: str, why: str) -> ApiError:
     """Return a 410: it was kept, and is not any more."""
     msg = (
-        f"generation {generation_id!r} cannot be told again: {why}; resume from a "
+        f"generation {generation_id!r:.80} cannot be told again: {why}; resume from a "
         "checkpoint"
     )
     return ApiError(410, msg, code="replay_window_lost")
@@ -99,7 +99,7 @@ def replay_window_lost(generation_id: str, why: str) -> ApiError:
 def generation_active(generation_id: str) -> ApiError:
     """Return a 409: it is still running, so there is nothing to begin behind it."""
     msg = (
-        f"generation {generation_id!r} is running: follow it with GET "
+        f"generation {generation_id!r:.80} is running: follow it with GET "
         f"/v1/generations/{generation_id}/stream, or cancel it first"
     )
     return ApiError(409, msg, param=PARAM, code="generation_active")

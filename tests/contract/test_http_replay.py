@@ -72,7 +72,7 @@ class Raw:
         async for part in answer.content.iter_any():
             waiting += part
             *events, waiting = waiting.split(b"\n\n")
-            self.events += [event.removeprefix(b": ping\n") for event in events]
+            self.events += [event.replace(b": ping\n", b"") for event in events]
         self.is_over = True
 
     async def has(self, num_events: int) -> None:
