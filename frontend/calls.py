@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -121,8 +122,8 @@ async def chat_call(
     request = parsed.request
     selection = select(request.nvext, policy.placement, by_alias=parsed.by_alias)
     check_common(request, selection, pool, num_prompts=1)
-    keeps = pool.keeps or known.context is not None
-    check_resumable(request.nvext, streams=bool(request.stream), keeps=keeps)
+    keeps = partial(_keeps, pool, known)
+    check_resumable(request.nvext, keeps, streams=bool(request.stream))
     key = client.authorization
     resume = await read_resume(request.nvext, policy, key, model, known)
     num_top = within("top_logprobs", request.top_logprobs or 0)
@@ -208,8 +209,8 @@ async def completion_call(
         raise bad_request(msg, "min_tokens")
     check_resumable(
         request.nvext,
+        partial(_keeps, pool, known),
         streams=bool(request.stream),
-        keeps=pool.keeps or known.context is not None,
         prompt_only=prompt_only,
     )
     key = client.authorization
@@ -231,6 +232,11 @@ async def completion_call(
         prefix="cmpl-",
         prompt_only=prompt_only,
     )
+
+
+def _keeps(pool: Pool, known: Known) -> bool:
+    """Return whether workers keep what they generate; one does of what is told again."""
+    return known.context is not None or pool.keeps
 
 
 async def _chat_prompt(

@@ -39,9 +39,19 @@ ANYONE = Client()
 
 
 def check_resumable(
-    nvext: Nvext | None, *, streams: bool, keeps: bool, prompt_only: bool = False
+    nvext: Nvext | None,
+    keeps: Callable[[], bool],
+    *,
+    streams: bool,
+    prompt_only: bool = False,
 ) -> None:
     """Refuse what cannot be resumed, or asks for what is not there.
+
+    Args:
+        nvext: The request's.
+        keeps: Returns whether workers keep what they generate; asks all of them.
+        streams: The answer is streamed.
+        prompt_only: Nothing is to be generated.
 
     Raises:
         ApiError: 400 or 422.
@@ -62,7 +72,7 @@ def check_resumable(
     options = nvext.resumable
     if isinstance(options, ResumableOptions):
         if options.on_disconnect == "continue":
-            _check_outlives(streams=streams, keeps=keeps)
+            _check_outlives(keeps, streams=streams)
         if options.ttl_s is not None:
             within("ttl_s", options.ttl_s)
     checkpoint = nvext.checkpoint
@@ -70,14 +80,14 @@ def check_resumable(
         within("every_tokens", checkpoint.every_tokens)
 
 
-def _check_outlives(*, streams: bool, keeps: bool) -> None:
+def _check_outlives(keeps: Callable[[], bool], *, streams: bool) -> None:
     param = "nvext.resumable.on_disconnect"
     if not streams:
         msg = (
             'on_disconnect: "continue" needs stream: true; only streams can be followed'
         )
         raise bad_request(msg, param)
-    if not keeps:
+    if not keeps():
         msg = (
             'on_disconnect: "continue" is not available: no worker keeps what it '
             "generates (--journal-bytes)"
