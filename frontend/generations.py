@@ -20,7 +20,6 @@ from .generation_answers import (
     Status,
 )
 from .intake import Intake
-from .job import End
 from .journals import ENDED
 from .metrics import Metrics
 from .pool import Pool
@@ -28,7 +27,7 @@ from .replay import ALL, Replay, Replays, resumable_of
 from .resuming import Client
 from .session import Session
 
-__all__ = ["GENERATIONS", "Generations"]
+__all__ = ["GENERATIONS", "Generations", "client_of"]
 
 GENERATIONS = "/v1/generations/{id}"
 
@@ -85,7 +84,7 @@ class Generations:
                     return web.Response(status=204)
             call = await replay.call(after)
             self._metrics.replayed(replay.kept.state)
-            session = Session(call, self._pool, self._metrics, _nobody)
+            session = Session(call, self._pool, self._metrics)
             intake, headers = self._intake, resumable_of(call).headers
             intake.give_up[session.give_up] = None
             try:
@@ -102,23 +101,23 @@ class Generations:
             return _json(await self._described(replay))
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        client = Client(request.headers.get("Authorization"))
+        client = client_of(request)
         with self._intake.serving(request) as visit:
             await self._intake.body(request, visit)  # which says nothing
             found = await self._replays.find(request.match_info["id"], client)
             await self._replays.journals.cancel(found)
-            return _json(await self._described(await self._read(request)))
+            replay = await self._replays.read(found, client)
+            return _json(await self._described(replay))
 
     async def _delete(self, request: web.Request) -> web.Response:
-        client = Client(request.headers.get("Authorization"))
         generation_id = request.match_info["id"]
         with self._intake.serving(request):
-            found = await self._replays.find(generation_id, client)
+            found = await self._replays.find(generation_id, client_of(request))
             await self._replays.journals.delete(found)
             return _json(DeletedGeneration(id=generation_id))
 
     async def _read(self, request: web.Request) -> Replay:
-        client = Client(request.headers.get("Authorization"))
+        client = client_of(request)
         found = await self._replays.find(request.match_info["id"], client)
         return await self._replays.read(found, client)
 
@@ -142,8 +141,13 @@ class Generations:
             seq=told.num_events,
             prompt_tokens=context.num_prompt_tokens,
             completion_tokens=told.num_tokens,
-            checkpoint=await replay.checkpoint(None),
+            checkpoint=told.checkpoint,
         )
+
+
+def client_of(request: web.Request) -> Client:
+    """Return who asks."""
+    return Client(request.headers.get("Authorization"))
 
 
 def told_seq(
@@ -173,11 +177,6 @@ def told_seq(
 
 MAX_DIGITS = 19
 """As many as ALL has; thousands are more than ``int`` takes."""
-
-
-def _nobody(end: End) -> None:
-    """Tell nobody of an end: it has had no turn to give back."""
-    del end
 
 
 def _json(value: msgspec.Struct) -> web.Response:

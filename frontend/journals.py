@@ -150,7 +150,7 @@ class Journals:
             take: Given the answer at once if it is RUNNING or ENDED, and returns who
                 hears what follows it: after any other, nothing does.
         """
-        request_id = f"{self._pool.incarnation}-r{next(_numbers):x}"
+        request_id = self._new_id()
         answered: asyncio.Future[Recalled] = asyncio.get_running_loop().create_future()
 
         def heard(answer: Recalled) -> Reply | None:
@@ -175,9 +175,11 @@ class Journals:
                 link.forget_recall(request_id)
 
     def _forget(self, link: Link, generation_id: str, owner: bytes, epoch: int) -> None:
-        request_id = f"{self._pool.incarnation}-r{next(_numbers):x}"
-        message = Recall(request_id, generation_id, owner, "delete", epoch=epoch)
+        message = Recall(self._new_id(), generation_id, owner, "delete", epoch=epoch)
         link.recall(message, _unheard)
+
+    def _new_id(self) -> str:
+        return f"{self._pool.incarnation}-r{next(_numbers):x}"
 
 
 def _keeps(link: Link) -> bool:

@@ -48,6 +48,7 @@ class Told:
     num_openings: int  # of these, before the first id
     num_tokens: int
     end: End | None  # None: it is running
+    checkpoint: Checkpoint  # of all of it
 
 
 class Replay:
@@ -127,14 +128,16 @@ class Replay:
                 ``call``.
         """
         call = await self.call(ALL)
-        session = Session(call, self._pool, _UNCOUNTED, _nobody)
+        session = Session(call, self._pool, _UNCOUNTED)
         num_openings, end = await session.silently(self._tell_kept)
-        num_events = resumable_of(call).num_events
+        resumable = resumable_of(call)
+        num_events = resumable.num_events
         is_whole = end is None or end.error is None
         if not is_whole and (self.is_given_up or seq > num_events):
             why = "it went on at another worker, which has it no more"
             raise replay_window_lost(self.found.generation_id, why)
-        return Told(num_events, num_openings, session.num_tokens, end)
+        checkpoint = resumable.checkpoint(num_events)
+        return Told(num_events, num_openings, session.num_tokens, end, checkpoint)
 
     async def follow(self, choice: Choice) -> None:
         """Have *choice* told what is kept, and what comes from now on.
@@ -157,10 +160,11 @@ class Replay:
             ApiError: As ``call``.
         """
         told = await self.told(seq or 0)
-        seq = told.num_events if seq is None else min(seq, told.num_events)
+        if seq is None or seq >= told.num_events:
+            return told.checkpoint
         num_tokens = max(0, min(seq - told.num_openings, told.num_tokens))
         call = await self.call()
-        choice = Session(call, self._pool, _UNCOUNTED, _nobody).only_choice
+        choice = Session(call, self._pool, _UNCOUNTED).only_choice
         self._tell_kept(choice)
         resumable = resumable_of(call)
         resumable.add(*choice.held(num_tokens))
@@ -252,8 +256,3 @@ ALL = 2**63
 
 _UNCOUNTED = Metrics()
 """Of what is told nobody."""
-
-
-def _nobody(end: End) -> None:
-    """Tell nobody of an end."""
-    del end

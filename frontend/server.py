@@ -21,7 +21,7 @@ from .engine_metrics import EngineMetrics
 from .errors import ApiError, bad_request, internal_error
 from .gauges import watch_workers
 from .generate import GenerateRequest, generate_call
-from .generations import Generations
+from .generations import Generations, client_of
 from .intake import Intake, tenant_of, ticket_of
 from .job import End
 from .kept import owner_of
@@ -120,10 +120,12 @@ class Server:
     # --- generation ----------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, partial(self._chat_call, _client(request)))
+        return await self._generate(
+            request, partial(self._chat_call, client_of(request))
+        )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        prepare = partial(self._completion_call, _client(request))
+        prepare = partial(self._completion_call, client_of(request))
         return await self._generate(request, prepare)
 
     async def _chat_call(self, client: Client, body: bytes, check: Check) -> Call:
@@ -289,10 +291,6 @@ class Server:
         if error.status == HTTPStatus.REQUEST_TIMEOUT:
             response.force_close()  # the rest of the body is not waited for
         return response
-
-
-def _client(request: web.Request) -> Client:
-    return Client(request.headers.get("Authorization"))
 
 
 def _echoed(request: web.Request, *, check: bool = True) -> dict[str, str]:

@@ -24,6 +24,11 @@ __all__ = ["Session"]
 _log = logging.getLogger(__name__)
 
 
+def _nobody(end: End) -> None:
+    """Tell nobody of an end: it had no turn, so there is none to give back."""
+    del end
+
+
 class Session:
     """Runs a call's choices and answers it once, whole or as a stream.
 
@@ -39,7 +44,7 @@ class Session:
         call: Call,
         pool: Pool,
         metrics: Metrics,
-        on_end: Callable[[End], None],
+        on_end: Callable[[End], None] = _nobody,
     ) -> None:
         self._call = call
         self._metrics = metrics
