@@ -34,7 +34,9 @@ ANSWER_S = 120.0
 
 MARK = "TOKENWIRE_SMOKE"  # in the environment of all that we start
 IDS = {"return_token_ids": True}
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the opposite of hot?"
+"""Whose answer the model is sure of: bfloat16 is rounded otherwise by another processor, and
+the capital of France is a tenth of a logit from a line of the Marseillaise."""
 
 
 def check(condition: object, what: str) -> None:
@@ -191,7 +193,7 @@ def ask(port: int, engine: str) -> None:
         )
         if engine == "vllm" and name == "chat":
             content = whole.choices[0].message.content
-            check("Paris" in content, f"chat: the model answers {content!r}")
+            check("cold" in content, f"chat: the model answers {content!r}")
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError
 from tokenwire.protocol.process import raise_file_limit
+from tokenwire.protocol.watchdog import watch_loop
 
 from .admin import AdminPlane
 from .admin_key import AdminKey
@@ -136,6 +137,7 @@ async def serve(
             background = [
                 tasks.create_task(pool.run()),
                 tasks.create_task(discover(config, pool.set_endpoints)),
+                tasks.create_task(watch_loop(config.heartbeat_timeout_s)),
             ]
             await stop.wait()
             await server.intake.drain(config.shutdown_timeout_s, force)

@@ -142,9 +142,10 @@ class Dealer:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
             return False
-        # A send can swallow the edge of a message that arrived meanwhile.
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self.read)
+        finally:
+            # A send, failed or not, can swallow the edge of a message that has arrived.
+            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._loop.call_soon(self.read)
         return True
 
     def read(self) -> None:

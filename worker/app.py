@@ -38,6 +38,7 @@ from tokenwire.protocol.messages import (
     Card,
 )
 from tokenwire.protocol.process import raise_file_limit
+from tokenwire.protocol.watchdog import watch_loop
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import (
     Engine,
@@ -240,8 +241,12 @@ class Worker:
 
     async def _main_loop(self, service: Service) -> None:
         """Tick until a signal comes or the engine dies."""
-        while not self._num_signals and service.dead_reason is None:
-            await self._tick(service)
+        watching = asyncio.create_task(watch_loop(self._config.heartbeat_timeout_s))
+        try:
+            while not self._num_signals and service.dead_reason is None:
+                await self._tick(service)
+        finally:
+            watching.cancel()
 
     async def _tick(self, service: Service) -> None:
         if self._link is not None:
