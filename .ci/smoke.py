@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,32 @@ def free_port() -> int:
         return port
 
 
-def left_over(mark: str) -> list[str]:
-    """Return the command lines of processes that were started with *mark*."""
-    found: list[str] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+class Started:
+    """The processes that were started with a mark, and all in their sessions.
+
+    vLLM's processes write a title over the environment that they were started with: they
+    are known by the session of the worker that started them.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = f"{MARK}={mark}".encode()
+        self._sessions: set[int] = set()
+
+    def left(self) -> list[str]:
+        """Return the command lines of those that live; called before they end, too."""
+        folders = list(Path("/proc").glob("[0-9]*"))
+        for folder in folders:
+            with suppress(OSError):  # ended meanwhile
+                if self._mark in (folder / "environ").read_bytes():
+                    self._sessions.add(os.getsid(int(folder.name)))
+        found: list[str] = []
+        for folder in folders:
+            with suppress(OSError):
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
-                if command:  # a zombie has none
+                # A zombie has none.
+                if command and os.getsid(int(folder.name)) in self._sessions:
                     found.append(f"{folder.name}: {command.decode(errors='replace')}")
-        except OSError:
-            continue  # ended meanwhile
-    return found
+        return found
 
 
 def is_ready(port: int) -> bool:
@@ -81,7 +95,7 @@ def is_ready(port: int) -> bool:
 
 @contextmanager
 def running(
-    engine: str, port: int, mark: str, log: Path
+    engine: str, port: int, mark: str, started: Started, log: Path
 ) -> Iterator[subprocess.Popen[Any]]:
     """Run `make run` in a session of its own; kill what is left at the end."""
     environment = os.environ | {MARK: mark}
@@ -101,7 +115,7 @@ def running(
         print(log.read_text(errors="replace")[-10_000:], flush=True)
         raise
     finally:
-        for line in left_over(mark):
+        for line in started.left():
             os.kill(int(line.split(":")[0]), signal.SIGKILL)
         process.wait()
 
@@ -202,12 +216,15 @@ def main() -> int:
     parser.add_argument("--engine", choices=["sim", "vllm"], default="vllm")
     engine = parser.parse_args().engine
     port, mark = free_port(), secrets.token_hex(8)
+    started = Started(mark)
     with tempfile.TemporaryDirectory(prefix="tokenwire-smoke-") as name:
         log = Path(name) / "log"
-        with running(engine, port, mark, log) as process:
+        with running(engine, port, mark, started, log) as process:
             took = wait_until_ready(process, port, READY_S[engine])
             print(f"smoke: ready after {took:.1f} s", flush=True)
             ask(port, engine)
+            num_processes = len(started.left())
+            check(num_processes > 3, f"{num_processes} processes serve")
             os.killpg(process.pid, signal.SIGINT)
             start = time.monotonic()
             try:
@@ -221,7 +238,7 @@ def main() -> int:
                 code in {0, -signal.SIGINT, 130} and "***" not in output,
                 f"Ctrl-C ended it cleanly in {took:.1f} s",
             )
-            check(not left_over(mark), "no process is left behind")
+            check(not started.left(), "no process is left behind")
             check("Traceback" not in output, "no traceback in the output")
     return 0
 
