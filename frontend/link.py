@@ -36,6 +36,7 @@ from tokenwire.protocol.messages import (
     Finished,
     FromWorker,
     JsonObject,
+    KVBlocks,
     LetGo,
     Load,
     MetricsText,
@@ -449,6 +450,8 @@ class Link(Peer):
                     self._open.follow(message.request_id, reply, num_tokens)
             case OrphanedKV():
                 self._take_orphan(message)
+            case KVBlocks():
+                pass  # nobody has asked for it
             case MetricsText():
                 take, self._take_metrics = self._take_metrics, None
                 if take is not None:

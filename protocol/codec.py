@@ -7,11 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
+from .blocks import HASH_BYTES
 from .errors import LocalProtocolError, MalformedMessage, MessageTooLarge
 from .limits import (
     MAX_ADAPTERS,
     MAX_BATCH_ITEMS,
     MAX_CONTROL_BYTES,
+    MAX_KV_HASHES,
     MAX_MESSAGE_BYTES,
     MAX_METRICS_BYTES,
     MAX_OWNER_BYTES,
@@ -27,6 +29,7 @@ from .messages import (
     FromFrontend,
     FromWorker,
     Keep,
+    KVBlocks,
     LetGo,
     Load,
     Logprobs,
@@ -133,6 +136,8 @@ def decode_from_worker(data: bytes | memoryview) -> FromWorker:
         _check_id(message.request_id)
     elif isinstance(message, Recalled):
         _check_recalled(message)
+    elif isinstance(message, KVBlocks):
+        _check_hashes(message)
     elif isinstance(message, Status):
         _check_counts(message, ("update", "sleep_level", "cache_epoch"), "$")
         if len(message.adapters) > MAX_ADAPTERS:
@@ -203,6 +208,17 @@ def _check_recalled(message: Recalled) -> None:
 def _check_ids(packed: bytes, path: str) -> None:
     if len(packed) % TOKEN_BYTES:
         msg = f"{path}: {len(packed)} bytes are not a whole number of ids"
+        raise MalformedMessage(msg)
+
+
+def _check_hashes(message: KVBlocks) -> None:
+    sizes = (len(message.stored), len(message.removed))
+    is_whole = not any(size % HASH_BYTES for size in sizes)
+    if not is_whole or sum(sizes) > MAX_KV_HASHES * HASH_BYTES:
+        msg = (
+            f"$: {sizes[0]} bytes stored, {sizes[1]} removed, of at most {MAX_KV_HASHES} "
+            f"hashes of {HASH_BYTES}"
+        )
         raise MalformedMessage(msg)
 
 

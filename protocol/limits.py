@@ -10,6 +10,7 @@ __all__ = [
     "MAX_BATCH_ITEMS",
     "MAX_CONTROL_BYTES",
     "MAX_ERROR_CHARS",
+    "MAX_KV_HASHES",
     "MAX_MESSAGE_BYTES",
     "MAX_METRICS_BYTES",
     "MAX_OWNER_BYTES",
@@ -38,6 +39,9 @@ MAX_ADAPTERS = 256
 
 MAX_ADAPTER_NAME_CHARS = 128
 """A hub id has at most 96, and a trainer's run has its step in the name."""
+
+MAX_KV_HASHES = 8_000
+"""Hashes in one KVBlocks, which is a control message: 64,000 bytes of them."""
 
 MAX_OWNER_BYTES = 64
 """Of whom a kept generation is: a hash."""

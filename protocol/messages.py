@@ -29,6 +29,7 @@ from .words import (
     GOES_ON,
     GRAMMAR_REJECTS_PREFIX,
     JOURNAL,
+    KV_EVENTS,
     METRICS,
     ORPHANED_KV,
     STATUS,
@@ -48,6 +49,7 @@ __all__ = [
     "GOES_ON",
     "GRAMMAR_REJECTS_PREFIX",
     "JOURNAL",
+    "KV_EVENTS",
     "METRICS",
     "ORPHANED_KV",
     "PROTOCOL_VERSION",
@@ -68,6 +70,7 @@ __all__ = [
     "FromWorker",
     "Hello",
     "JsonObject",
+    "KVBlocks",
     "Keep",
     "Leg",
     "LetGo",
@@ -89,6 +92,7 @@ __all__ = [
     "Submit",
     "Tokens",
     "Told",
+    "WatchKV",
 ]
 
 PROTOCOL_VERSION = 1
@@ -313,6 +317,17 @@ class Admin(msgspec.Struct, tag="admin", frozen=True, omit_defaults=True):
     seq: Seq = msgspec.UNSET
 
 
+class WatchKV(msgspec.Struct, tag="watch_kv", frozen=True):
+    """Say which blocks of KV are cached, all of them anew, and what changes from then on.
+
+    Answered by KVBlocks: one with ``reset`` first, then the rest of what is there in as
+    many as it takes, mixed with changes. Sent again, it begins anew. Only to workers with
+    the capability ``KV_EVENTS``.
+    """
+
+    seq: Seq = msgspec.UNSET
+
+
 class Ping(msgspec.Struct, tag="ping", frozen=True):
     """The frontend is alive; every ``HEARTBEAT_INTERVAL_S``."""
 
@@ -341,6 +356,7 @@ FromFrontend = (
     | Admin
     | LetGo
     | Recall
+    | WatchKV
 )
 
 
@@ -524,6 +540,20 @@ class MetricsText(msgspec.Struct, tag="metrics_text", frozen=True, omit_defaults
     seq: Seq = msgspec.UNSET
 
 
+class KVBlocks(msgspec.Struct, tag="kv_blocks", frozen=True, omit_defaults=True):
+    """Full blocks of KV that a worker has cached, or has no more, by hash (``blocks``).
+
+    A set: what is stored may have been known, what is removed may have been unknown, and
+    no hash is in both. Blocks have ``Card.block_size`` ids. It tells what was so a moment ago:
+    a hint for routing. Only to frontends that have sent WatchKV.
+    """
+
+    reset: bool = False  # first of all: what was known before counts no more
+    stored: bytes = b""  # (num_stored,) packed u64
+    removed: bytes = b""  # (num_removed,) packed u64
+    seq: Seq = msgspec.UNSET
+
+
 FromWorker = (
     Card
     | Refused
@@ -535,4 +565,5 @@ FromWorker = (
     | Status
     | AdminDone
     | Recalled
+    | KVBlocks
 )

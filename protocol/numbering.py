@@ -29,6 +29,7 @@ from .messages import (
     EngineDead,
     FromFrontend,
     FromWorker,
+    KVBlocks,
     LetGo,
     Load,
     MetricsText,
@@ -42,6 +43,7 @@ from .messages import (
     Status,
     Submit,
     Told,
+    WatchKV,
 )
 
 __all__ = ["Incoming", "Numbered", "Outgoing"]
@@ -59,9 +61,18 @@ _FromFrontend = (
     | Admin
     | LetGo
     | Recall
+    | WatchKV
 )
 _FromWorker = (
-    Batch | Load | OrphanedKV | EngineDead | MetricsText | Status | AdminDone | Recalled
+    Batch
+    | Load
+    | OrphanedKV
+    | EngineDead
+    | MetricsText
+    | Status
+    | AdminDone
+    | Recalled
+    | KVBlocks
 )
 Numbered = _FromFrontend | _FromWorker
 """All but Hello, Card and Refused."""

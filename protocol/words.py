@@ -17,6 +17,7 @@ __all__ = [
     "GOES_ON",
     "GRAMMAR_REJECTS_PREFIX",
     "JOURNAL",
+    "KV_EVENTS",
     "METRICS",
     "ORPHANED_KV",
     "STATUS",
@@ -51,6 +52,10 @@ STATUS = "status"
 JOURNAL = "journal"
 """Capability. In Card: keeps what it generates where a Submit asks for it (``Keep``), and takes
 Recall and LetGo."""
+
+KV_EVENTS = "kv_events"
+"""Capability. In Card: takes WatchKV, and answers it with KVBlocks as long as the
+link stands."""
 
 # --- stop reasons --------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ from tokenwire.protocol.messages import (
     Submit,
     Tokens,
     Told,
+    WatchKV,
 )
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
 from tokenwire.worker.captures import Captures
@@ -166,6 +167,8 @@ class Service:
                 self._untold.discard(frontend, message.hidden_states_path)
             case Told():
                 self._untold.told(frontend, message.hidden_states_path)
+            case WatchKV():
+                pass  # this worker's Card does not say that it tells of blocks
             case Admin():
                 self._interventions.begin(frontend, message)
             case Ping():

@@ -13,6 +13,7 @@ from typing import get_args
 
 import pytest
 
+from tokenwire.protocol.blocks import block_hashes, pack_hashes, root_hash
 from tokenwire.protocol.codec import decode_from_frontend, decode_from_worker, encode
 from tokenwire.protocol.messages import (
     BY_PAUSE,
@@ -34,6 +35,7 @@ from tokenwire.protocol.messages import (
     FromWorker,
     Hello,
     Keep,
+    KVBlocks,
     Leg,
     LetGo,
     Load,
@@ -54,6 +56,7 @@ from tokenwire.protocol.messages import (
     Submit,
     Tokens,
     Told,
+    WatchKV,
 )
 from tokenwire.protocol.tokens import pack_floats, pack_ids
 
@@ -139,6 +142,7 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
     "ping": Ping("f00d"),
     "bye": Bye("rolling restart"),
     "scrape_metrics": ScrapeMetrics(seq=4),
+    "watch_kv": WatchKV(seq=2),
 }
 
 FROM_WORKER: dict[str, FromWorker] = {
@@ -272,6 +276,14 @@ FROM_WORKER: dict[str, FromWorker] = {
     "engine_dead": EngineDead("out of memory"),
     "metrics_text": MetricsText("# TYPE vllm:a gauge\nvllm:a 1.0\n", seq=5),
     "metrics_text_least": MetricsText(),
+    "kv_blocks_first": KVBlocks(
+        reset=True,
+        stored=pack_hashes(block_hashes(pack_ids([1, 2, 3, 4]), 2, root_hash())),
+        seq=3,
+    ),
+    "kv_blocks_change": KVBlocks(
+        stored=pack_hashes([1]), removed=pack_hashes([2**64 - 1]), seq=4
+    ),
 }
 
 MESSAGES: dict[str, FromFrontend | FromWorker] = {**FROM_FRONTEND, **FROM_WORKER}
