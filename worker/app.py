@@ -31,6 +31,7 @@ from tokenwire.protocol.messages import (
     CAPTURE,
     CAPTURE_TOLD,
     JOURNAL,
+    KV_EVENTS,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -48,6 +49,7 @@ from tokenwire.worker.engine import (
     EngineStartError,
     EngineTokens,
 )
+from tokenwire.worker.kv_blocks import CachedBlocks
 
 from .admission import Bounds
 from .config import WorkerConfig, parse_config
@@ -86,11 +88,16 @@ class Worker:
     """One engine behind one link."""
 
     def __init__(
-        self, config: WorkerConfig, engine: Engine, captures: Captures | None = None
+        self,
+        config: WorkerConfig,
+        engine: Engine,
+        captures: Captures | None = None,
+        blocks: CachedBlocks | None = None,
     ) -> None:
         self._config = config
         self._engine = engine
         self._captures = captures
+        self._blocks = blocks
         self._sweeping: asyncio.Task[None] | None = None
         self._started_at = time.monotonic()
         self._wake = asyncio.Event()  # a signal has come, or the service calls
@@ -157,6 +164,8 @@ class Worker:
             self._sweeping = asyncio.create_task(self._captures.run())
         sink = _LateSink()
         info = await self._engine.start(sink, self._say)
+        if self._blocks is not None:
+            self._blocks.resize(info.num_kv_blocks)
         service = self._service = Service(
             card=self._card(info),
             engine=self._engine,
@@ -172,6 +181,7 @@ class Worker:
             exposition=self._exposition,
             captures=self._captures,
             journal=Journal(config.journal_bytes, config.journal_life_s),
+            blocks=self._blocks,
         )
         service.on_change = self._wake.set
         sink.connect(service)
@@ -207,6 +217,7 @@ class Worker:
                 STATUS,
                 *([CAPTURE, CAPTURE_TOLD] if self._captures else []),
                 *([JOURNAL] if config.journal_bytes else []),
+                *([KV_EVENTS] if info.tells_blocks else []),
             ],
             weight_version=config.weight_version,
             hidden_state_layers=list(config.capture.layers) if config.capture else [],
@@ -354,7 +365,11 @@ def make_captures(config: WorkerConfig) -> Captures | None:
     return Captures(config.capture)
 
 
-def make_engine(config: WorkerConfig, captures: Captures | None = None) -> Engine:
+def make_engine(
+    config: WorkerConfig,
+    captures: Captures | None = None,
+    blocks: CachedBlocks | None = None,
+) -> Engine:
     """Return the engine that *config* asks for; the other one is not imported.
 
     Raises:
@@ -372,6 +387,7 @@ def make_engine(config: WorkerConfig, captures: Captures | None = None) -> Engin
             role=config.role,
             options=replace(options, exact_resume=exact_resume),
             captures=captures,
+            blocks=blocks,
         )
     try:
         from .vllm.engine import VllmEngine
@@ -404,15 +420,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_file_limit()
     try:
         captures = make_captures(config)
-        engine = make_engine(config, captures)
+        blocks = CachedBlocks() if config.kv_events else None
+        engine = make_engine(config, captures, blocks)
     except EngineStartError as error:
         print(f"tokenwire-worker: failed: {error}", file=sys.stderr)
         return 1
-    return uvloop.run(_live(config, engine, captures))
+    return uvloop.run(_live(config, engine, captures, blocks))
 
 
-async def _live(config: WorkerConfig, engine: Engine, captures: Captures | None) -> int:
-    worker = Worker(config, engine, captures)
+async def _live(
+    config: WorkerConfig,
+    engine: Engine,
+    captures: Captures | None,
+    blocks: CachedBlocks | None,
+) -> int:
+    worker = Worker(config, engine, captures, blocks)
     with _signals(worker):
         return await worker.run()
 

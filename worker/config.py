@@ -72,6 +72,7 @@ class WorkerConfig:
     engine_args: tuple[str, ...]
     capture: CaptureSettings | None = None  # None: no hidden states
     exact_resume: bool = True
+    kv_events: bool = True
     journal_bytes: int = JOURNAL_BYTES  # 0: nothing is kept
     journal_life_s: float = JOURNAL_LIFE_S
 
@@ -125,6 +126,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         engine_args=(*extra_args, *engine_args),
         capture=capture_settings(parser, settings),
         exact_resume=settings.exact_resume,
+        kv_events=settings.kv_events,
         journal_bytes=settings.journal_bytes,
         journal_life_s=settings.journal_life_s,
     )
@@ -248,6 +250,13 @@ def _parser() -> SettingsParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="go on exactly behind output of other workers, if the engine can "
+        "(default: on)",
+    )
+    add(
+        "--kv-events",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="tell frontends which KV blocks are cached here, so that they can route by it "
         "(default: on)",
     )
     add(

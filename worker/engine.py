@@ -8,6 +8,9 @@ Laws, kept by every engine and tested on each by the same contract tests:
 - A request with ``num_prior`` brings the ids that one would have brought which was never
   cut, behind those that it names, and none of these again; as ``EngineInfo.exactness``
   says. An engine without exactness is given none.
+- An engine that tells of blocks keeps its ``CachedBlocks`` as its prefix cache is, or was
+  a moment ago: what it names is under the request's own cache salt and adapter. What an
+  action has emptied is gone from there before its ``done``.
 - After ``administer`` returns, exactly one call of ``done`` comes. Tokens of old weights
   have reached the sink before it, and those of new weights come after it.
 """
@@ -128,6 +131,7 @@ class EngineInfo:
     connector_compatibility: str = ""
     world_size: int = 1  # devices, of all ranks
     exactness: str = ""  # of requests with ``num_prior``; see ``Card``
+    tells_blocks: bool = False  # keeps the ``CachedBlocks`` that it was given
 
 
 @dataclass(slots=True, frozen=True)

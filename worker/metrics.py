@@ -9,7 +9,7 @@ the same counts are there under vLLM's names, so that its dashboards work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from prometheus_client import (
@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from tokenwire.protocol.messages import ErrorKind, Finished
 from tokenwire.worker.captures import Usage
 from tokenwire.worker.engine import EngineLoad
+from tokenwire.worker.kv_blocks import BlockUsage
 
 __all__ = ["Metrics", "MetricsServer", "engine_families", "serve_metrics"]
 
@@ -118,6 +119,7 @@ class Metrics:
         self._batches = counter("batches", "Batch messages sent.")
         self._captures = _CaptureMetrics(model_name, registry)
         self._journal = _JournalMetrics(model_name, registry)
+        self._blocks = _BlockMetrics(model_name, registry)
         self._queue_s = seconds("request_queue_time_seconds", "Waiting in the engine.")
         self._prefill_s = seconds(
             "request_prefill_time_seconds", "Prefill in the engine."
@@ -143,6 +145,10 @@ class Metrics:
     def recalled(self, action: str, state: str) -> None:
         """Count a Recall, and what it was told."""
         self._journal.recalled(action, state)
+
+    def blocks(self, usage: BlockUsage) -> None:
+        """Show what is known of cached blocks."""
+        self._blocks.show(usage)
 
     def engine_load(self, load: EngineLoad, num_open: int, num_frontends: int) -> None:
         """Show how busy the worker is now."""
@@ -326,6 +332,40 @@ class _JournalMetrics:
     def recalled(self, action: str, state: str) -> None:
         """Count an answer."""
         self._recalls.labels(self._model_name, action, state).inc()
+
+
+class _BlockMetrics:
+    """Of cached KV blocks as frontends are told of them; counted where they are."""
+
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+        self._model_name = model_name
+        self._shown = BlockUsage()
+        self._known = Gauge(
+            PREFIX + "kv_blocks_known",
+            "Cached KV blocks that frontends are told of.",
+            ("model_name",),
+            registry=registry,
+        )
+        self._counters = {
+            field: Counter(PREFIX + name, text, ("model_name",), registry=registry)
+            for field, name, text in (
+                ("num_stored", "kv_blocks_stored", "Blocks that came to be cached."),
+                ("num_removed", "kv_blocks_removed", "Blocks that are no more."),
+                ("num_refused", "kv_blocks_refused", "Blocks beyond the engine's."),
+                ("num_unplaced", "kv_blocks_unplaced", "Blocks behind unknown ones."),
+                ("num_events", "kv_event_batches", "KV event messages of the engine."),
+                ("num_gaps", "kv_event_gaps", "Gaps in them, filled or not."),
+                ("num_resets", "kv_event_resets", "Gaps that could not be filled."),
+            )
+        }
+
+    def show(self, usage: BlockUsage) -> None:
+        """Take the newest counts."""
+        shown, self._shown = self._shown, replace(usage)
+        self._known.labels(self._model_name).set(usage.num_blocks)
+        for field, counter in self._counters.items():
+            new: int = getattr(usage, field) - getattr(shown, field)
+            counter.labels(self._model_name).inc(new)
 
 
 @dataclass(slots=True, frozen=True)

@@ -47,6 +47,7 @@ from tokenwire.protocol.messages import (
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, EngineTokens
+from tokenwire.worker.kv_blocks import CachedBlocks
 
 from .admission import Admission, Bounds
 from .delivery import Delivery, Sender
@@ -55,6 +56,7 @@ from .frontends import EndedBy, Frontend, Request, refused_end
 from .interventions import Interventions
 from .journal import Journal
 from .keeper import Keeper, is_same
+from .kv_watch import KVWatch
 from .metrics import Metrics
 from .orphans import Orphans
 from .requests import Requests
@@ -85,6 +87,7 @@ class Service:
         exposition: Exposition | None = None,
         captures: Captures | None = None,
         journal: Journal | None = None,
+        blocks: CachedBlocks | None = None,
     ) -> None:
         self._card = card
         self._engine = engine
@@ -99,6 +102,8 @@ class Service:
         self._num_submits = 0
         self._sender = sender
         self._delivery = Delivery(sender, timers, metrics, self._lose)
+        self._blocks = CachedBlocks() if blocks is None else blocks
+        self._kv_watch = KVWatch(self._blocks, self._delivery, timers)
         self._scrapes = Scrapes(exposition, self._delivery, timers)
         self._requests = Requests(
             engine, self._admission, timers, metrics, lambda: self.on_change()
@@ -168,7 +173,7 @@ class Service:
             case Told():
                 self._untold.told(frontend, message.hidden_states_path)
             case WatchKV():
-                pass  # this worker's Card does not say that it tells of blocks
+                self._kv_watch.watch(frontend)
             case Admin():
                 self._interventions.begin(frontend, message)
             case Ping():
@@ -278,6 +283,7 @@ class Service:
         """
         self._frontends.pop(frontend.identity, None)
         frontend.is_lost = True
+        self._kv_watch.lost(frontend)
         logger.info("frontend %s is gone: %s", frontend.hello.frontend_id, why)
         self._keeper.lose(frontend, has_given_up=has_given_up)
         self._metrics.orphaned(self._orphans.lost(frontend, self._timers.time()))
@@ -382,6 +388,7 @@ class Service:
         )
         if self._captures is not None:
             self._metrics.captured(self._captures.usage, len(self._untold))
+        self._metrics.blocks(self._blocks.usage)
 
     def _load(self) -> Load:
         load = self._engine.load()

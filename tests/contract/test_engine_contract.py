@@ -19,6 +19,8 @@ import pytest_asyncio
 
 from support.awake import within
 from support.worker_fakes import RecordingSink, engine_request
+from tokenwire.protocol.admin import Action, ResetPrefixCache
+from tokenwire.protocol.blocks import block_hashes, root_hash
 from tokenwire.protocol.messages import (
     ErrorKind,
     FinishReason,
@@ -27,13 +29,16 @@ from tokenwire.protocol.messages import (
     Role,
     Sampling,
 )
+from tokenwire.protocol.tokens import pack_ids
 from tokenwire.worker.engine import (
+    AdminOutcome,
     Engine,
     EngineFinished,
     EngineInfo,
     EngineLoad,
     EngineTokens,
 )
+from tokenwire.worker.kv_blocks import CachedBlocks
 from tokenwire.worker.sim.engine import SimEngine
 from tokenwire.worker.sim.options import parse_options
 
@@ -53,6 +58,19 @@ class Bench:
     engine: Engine
     sink: RecordingSink
     info: EngineInfo
+    blocks: CachedBlocks
+
+    async def knows(self, expected: set[int]) -> None:
+        """Return once exactly these blocks are known to be cached."""
+        async with within(IDLE_S):
+            while set(self.blocks) != expected:
+                await asyncio.sleep(0.01)
+
+    async def do(self, action: Action) -> AdminOutcome:
+        """Do *action*; return how it ended."""
+        done: asyncio.Future[AdminOutcome] = asyncio.get_running_loop().create_future()
+        self.engine.administer(action, 0.0, done.set_result)
+        return await done
 
     async def idle(self) -> EngineLoad:
         """Return the load once nothing runs, waits or is held."""
@@ -73,11 +91,14 @@ class Sims:
     async def start(self, role: Role = Role.AGGREGATED) -> Bench:
         """Return a started engine."""
         options = ("--step-ms", "1", "--prefill-tokens-per-s", "0")
-        engine = SimEngine(model="no-folder", role=role, options=parse_options(options))
+        blocks = CachedBlocks()
+        engine = SimEngine(
+            model="no-folder", role=role, options=parse_options(options), blocks=blocks
+        )
         sink = RecordingSink()
         info = await engine.start(sink, lambda _phase: None)
         self._stack.push_async_callback(engine.stop)
-        return Bench(engine, sink, info)
+        return Bench(engine, sink, info, blocks)
 
 
 class Relay:
@@ -111,7 +132,7 @@ class Vllms(Sims):
         if self._bench is None:
             self._bench = await self._load(role)
         sink = self._relay.to = RecordingSink()
-        return Bench(self._bench.engine, sink, self._bench.info)
+        return Bench(self._bench.engine, sink, self._bench.info, self._bench.blocks)
 
     async def _load(self, role: Role) -> Bench:
         from tokenwire.worker.vllm.engine import VllmEngine
@@ -120,6 +141,7 @@ class Vllms(Sims):
             "TOKENWIRE_DEMO_MODEL",
             str(Path.home() / ".cache/tokenwire/smollm2-135m-instruct"),
         )
+        blocks = CachedBlocks()
         engine = VllmEngine(
             model=folder,
             served_name="demo",
@@ -128,7 +150,7 @@ class Vllms(Sims):
         )
         info = await engine.start(self._relay, lambda _phase: None)
         self._stack.push_async_callback(engine.stop)
-        return Bench(engine, self._relay.to, info)
+        return Bench(engine, self._relay.to, info, blocks)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -316,6 +338,39 @@ async def test_a_repeated_prompt_is_cached_by_whole_blocks(engines: Sims) -> Non
         cached.append((await bench.sink.end(name)).num_cached_tokens)
     whole = (len(prompt) - 1) // bench.info.block_size * bench.info.block_size
     assert cached == [0, whole, 0]
+
+
+async def test_what_is_cached_is_told_by_our_hashes(engines: Sims) -> None:
+    """Each full block of prompt and output once, by salt; none behind a reset."""
+    bench = await engines.start()
+    if not bench.info.tells_blocks:
+        pytest.skip("this engine does not tell yet")
+    await bench.do(ResetPrefixCache())
+    await bench.knows(set())
+    size = bench.info.block_size
+    expected: set[int] = set()
+    hashes: list[int] = []
+    # A second equal request, at the same time, fills blocks that are equal.
+    for name, salt in (("one", None), ("two", None), ("salted", "s")):
+        bench.engine.submit(
+            engine_request(name, PROMPT * 2, sampling=GREEDY, cache_salt=salt)
+        )
+    for name, salt in (("one", None), ("two", None), ("salted", "s")):
+        await bench.sink.end(name)
+        # The last id has no KV: nothing was computed behind it.
+        packed = pack_ids(PROMPT * 2 + bench.sink.ids[name][:-1])
+        hashes = block_hashes(packed, size, root_hash(salt))
+        assert len(hashes) == len(packed) // 4 // size > 0
+        expected.update(hashes)
+    assert len(expected) == 2 * len(hashes)
+    await bench.knows(expected)
+    assert not (await bench.do(ResetPrefixCache())).error
+    assert not len(bench.blocks)
+    # And those that come behind it are told as before.
+    bench.engine.submit(engine_request("again", PROMPT * 2, max_tokens=1))
+    await bench.sink.end("again")
+    packed = pack_ids(PROMPT * 2)
+    await bench.knows(set(block_hashes(packed, size, root_hash())))
 
 
 async def test_an_abort_ends_the_request_once_and_frees_it(engines: Sims) -> None:

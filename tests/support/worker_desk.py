@@ -22,6 +22,7 @@ from tokenwire.worker.admission import Bounds
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import EngineFinished, EngineTokens
 from tokenwire.worker.journal import Journal
+from tokenwire.worker.kv_blocks import CachedBlocks
 from tokenwire.worker.metrics import Metrics
 from tokenwire.worker.service import Service
 
@@ -62,6 +63,7 @@ class Desk:
         captures: Captures | None = None,
         exactness: str = "",
         journal: Journal | None = None,
+        blocks: CachedBlocks | None = None,
     ) -> None:
         self.engine = FakeEngine()
         self.sender = RecordingSender()
@@ -89,6 +91,7 @@ class Desk:
             bounds=Bounds(max_requests, max_queued_tokens, 1.0, 4.0),
             captures=captures,
             journal=journal,
+            blocks=blocks,
         )
         for peer in hello:
             self.say(peer, Hello(PROTOCOL_VERSION, peer.decode(), "1"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from tokenwire.worker.sim.blocks import BlockPool, block_hashes
+from tokenwire.protocol.blocks import block_hashes, root_hash
+from tokenwire.protocol.tokens import pack_ids
+from tokenwire.worker.kv_blocks import CachedBlocks
+from tokenwire.worker.sim.blocks import BlockPool
 
 
 def hashes(ids: list[int], salt: str | None = None) -> list[int]:
     """Return the hashes of full blocks of four ids."""
-    return block_hashes(ids, 4, salt)
+    return block_hashes(pack_ids(ids), 4, root_hash(salt))
 
 
 def fill(pool: BlockPool, ids: list[int]) -> list[int]:
@@ -18,19 +21,6 @@ def fill(pool: BlockPool, ids: list[int]) -> list[int]:
     for block, block_hash in zip(got[0], chain, strict=True):
         pool.register(block, block_hash)
     return got[0]
-
-
-def test_only_full_blocks_have_a_hash() -> None:
-    """Ids behind the last full block have none."""
-    assert len(hashes(list(range(11)))) == 2
-
-
-def test_a_hash_depends_on_all_ids_before_and_on_the_salt() -> None:
-    """Equal blocks behind other ids, or under another salt, are other blocks."""
-    same = hashes([1, 2, 3, 4, 5, 6, 7, 8])
-    assert same == hashes([1, 2, 3, 4, 5, 6, 7, 8])
-    assert same[1] != hashes([0, 2, 3, 4, 5, 6, 7, 8])[1]
-    assert not set(same) & set(hashes([1, 2, 3, 4, 5, 6, 7, 8], "salt"))
 
 
 def test_a_prefix_is_found_after_its_sequence_has_ended() -> None:
@@ -95,3 +85,38 @@ def test_an_empty_pool_grows_no_further() -> None:
     assert pool.grow() == 0
     assert pool.grow() is None
     assert pool.usage == 1.0
+
+
+def test_what_can_be_found_is_told() -> None:
+    """A block is told of with its hash, kept while it is free, and gone when it is used."""
+    told = CachedBlocks(2)
+    pool = BlockPool(2, told=told)
+    blocks = fill(pool, list(range(8)))
+    pool.release(blocks)
+    chain = hashes(list(range(8)))
+    assert set(told) == set(chain)
+    pool.grow()
+    assert set(told) == {chain[0]}
+
+
+def test_a_pool_that_caches_nothing_tells_nothing() -> None:
+    """Nothing of it would be found."""
+    told = CachedBlocks(2)
+    fill(BlockPool(2, caching=False, told=told), list(range(8)))
+    assert not len(told)
+
+
+def test_blocks_of_one_adapter_are_forgotten_alone() -> None:
+    """A new version of it does not concern the model's own blocks, nor others'."""
+    told = CachedBlocks(4)
+    pool = BlockPool(4, told=told)
+    for block, lora in enumerate(("", "a", "b", "a")):
+        pool.register(block, block, lora)
+    pool.forget("a")
+    assert set(told) == {0, 2}
+    pool.forget("")
+    assert set(told) == {2}
+    pool.forget()
+    assert not len(told)
+    pool.register(1, 1)  # it can hold something else now
+    assert set(told) == {1}

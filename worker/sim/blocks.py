@@ -5,45 +5,55 @@ Laws:
   so that it can be found again until it is needed for something else.
 - Free blocks go in the order in which they became free (LRU), the tail of a sequence
   before its head, as in vLLM's ``BlockPool``.
+- What can be found, and nothing else, is in the ``CachedBlocks``.
+Hashes are those of ``protocol.blocks``: frontends know them, too.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
-__all__ = ["BlockPool", "block_hashes", "next_hash"]
+from tokenwire.worker.kv_blocks import CachedBlocks
 
-
-def next_hash(parent: int, token_ids: Sequence[int]) -> int:
-    """Return the hash of the block with *token_ids* behind the block *parent*."""
-    return hash((parent, *token_ids))
-
-
-def block_hashes(
-    token_ids: Sequence[int], block_size: int, salt: Hashable
-) -> list[int]:
-    """Return the hashes of the full blocks of *token_ids*, each chained to the last."""
-    hashes: list[int] = []
-    parent = hash(salt)
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = next_hash(parent, token_ids[start : start + block_size])
-        hashes.append(parent)
-    return hashes
+__all__ = ["BlockPool"]
 
 
 class BlockPool:
-    """All blocks of an engine."""
+    """All blocks of an engine.
 
-    __slots__ = ("_cached", "_free", "_hash_of", "_num_users", "caching", "num_blocks")
+    Args:
+        num_blocks: How many.
+        caching: Whether they are found again.
+        told: Is told which can be found.
+    """
 
-    def __init__(self, num_blocks: int, *, caching: bool = True) -> None:
+    __slots__ = (
+        "_cached",
+        "_free",
+        "_hash_of",
+        "_lora_of",
+        "_num_users",
+        "_told",
+        "caching",
+        "num_blocks",
+    )
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        caching: bool = True,
+        told: CachedBlocks | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.caching = caching
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._num_users = [0] * num_blocks
         self._cached: dict[int, int] = {}  # hash -> block
         self._hash_of: list[int | None] = [None] * num_blocks
+        self._lora_of: dict[int, str] = {}  # block -> its adapter, if it has one
+        self._told = CachedBlocks(num_blocks) if told is None else told
 
     @property
     def num_free(self) -> int:
@@ -85,7 +95,7 @@ class BlockPool:
         """Return one more block, or None if none is free."""
         return self._new_block() if self._free else None
 
-    def register(self, block: int, block_hash: int) -> None:
+    def register(self, block: int, block_hash: int, lora: str = "") -> None:
         """Let *block*, full by now, be found by its hash."""
         if not self.caching or self._hash_of[block] is not None:
             return
@@ -93,6 +103,19 @@ class BlockPool:
             return
         self._cached[block_hash] = block
         self._hash_of[block] = block_hash
+        if lora:
+            self._lora_of[block] = lora
+        self._told.stored((block_hash,))
+
+    def forget(self, lora: str | None = None) -> None:
+        """Find no block again that is there now; of an adapter's, if one is named."""
+        blocks = [
+            block
+            for block in self._cached.values()
+            if lora is None or self._lora_of.get(block, "") == lora
+        ]
+        for block in blocks:
+            self._forget_block(block)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back the *blocks* of one sequence."""
@@ -103,9 +126,14 @@ class BlockPool:
 
     def _new_block(self) -> int:
         block, _ = self._free.popitem(last=False)
+        self._forget_block(block)
+        self._num_users[block] = 1
+        return block
+
+    def _forget_block(self, block: int) -> None:
         old_hash = self._hash_of[block]
         if old_hash is not None:
             self._hash_of[block] = None
+            self._lora_of.pop(block, None)
             del self._cached[old_hash]
-        self._num_users[block] = 1
-        return block
+            self._told.removed((old_hash,))

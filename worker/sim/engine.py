@@ -28,6 +28,7 @@ from tokenwire.worker.engine import (
     EngineTokens,
     Progress,
 )
+from tokenwire.worker.kv_blocks import CachedBlocks
 from tokenwire.worker.timers import LoopTimers, Timers
 
 from .faults import Faults
@@ -58,12 +59,14 @@ class SimEngine:
         options: SimOptions,
         timers: Timers | None = None,
         captures: Captures | None = None,
+        blocks: CachedBlocks | None = None,
     ) -> None:
         self._model = model
         self._role = role
         self._options = options
         self._given_timers = timers
         self._saving = Saving(captures)
+        self._blocks = blocks
         self._faults = Faults(options.faults)
         self._channel = SideChannel(
             secrets.token_hex(8), self, transfer_s=options.transfer_s
@@ -88,6 +91,8 @@ class SimEngine:
             EngineStartError: One of these fails, or the sizes do not fit together.
         """
         options = self._options
+        if self._blocks is not None:
+            self._blocks.resize(options.num_blocks)
         progress("reading the model's sizes")
         model = read_model(self._model)
         if options.script:
@@ -107,6 +112,7 @@ class SimEngine:
             max_model_len,
             self._channel,
             self._weights,
+            self._blocks,
         )
         self._operator = Operator(
             self._scheduler, self._weights, self._faults, self._timers, options.update_s
@@ -132,6 +138,7 @@ class SimEngine:
             connector="sim" if disaggregated else "",
             connector_compatibility=f"sim-{VERSION}" if disaggregated else "",
             exactness="same_rng" if options.exact_resume else "",
+            tells_blocks=self._blocks is not None and options.prefix_caching,
         )
 
     def submit(self, request: EngineRequest) -> None:

@@ -134,9 +134,12 @@ class Operator:
             case LoadLora():
                 outcome = self._weights.load_adapter(action.lora_name, action.lora_path)
                 self._scheduler.reweigh()
+                if not outcome.error:
+                    self._scheduler.forget_adapter(action.lora_name)
                 return outcome
             case UnloadLora():
                 self._weights.unload_adapter(action.lora_name)
+                self._scheduler.forget_adapter(action.lora_name)
             case ResetPrefixCache():
                 running = action.reset_running_requests
                 self._scheduler.reset_cache(reset_running=running)

@@ -23,6 +23,7 @@ from tokenwire.worker.engine import (
     EngineRequest,
     EngineTokens,
 )
+from tokenwire.worker.kv_blocks import CachedBlocks
 
 from .blocks import BlockPool
 from .options import SimOptions
@@ -81,6 +82,7 @@ class Scheduler:
         max_model_len: int,
         source: KVSource,
         weights: Weights,
+        told: CachedBlocks | None = None,
     ) -> None:
         self._options = options
         self._weights = weights
@@ -88,7 +90,9 @@ class Scheduler:
         self._script = script
         self._max_model_len = max_model_len
         self._source = source
-        self._pool = BlockPool(options.num_blocks, caching=options.prefix_caching)
+        self._pool = BlockPool(
+            options.num_blocks, caching=options.prefix_caching, told=told
+        )
         self._arrivals = 0
         self._queue: list[tuple[tuple[int, int], str]] = []  # heap over ``waiting``
         self._waiting: dict[str, Sequence] = {}
@@ -97,7 +101,6 @@ class Scheduler:
         self._prefilling: dict[str, Sequence] = {}
         self._decoding: dict[str, Sequence] = {}
         self.held: dict[str, HeldKV] = {}  # in the order of their expiry
-        self._cache_epoch = 0  # how often the prefix cache was emptied
         self.admits = True  # whether a step may begin what waits
         self.num_preempted = 0
         self.num_kv_expired = 0
@@ -279,21 +282,24 @@ class Scheduler:
         Args:
             reset_running: Whether running sequences are computed anew as well.
         """
-        self._cache_epoch += 1
-        for sequence in self._waiting.values():
-            self._salt(sequence)
+        self._forget(None)
         if reset_running:
             running = (*self._prefilling.values(), *self._decoding.values())
             for sequence in running:
                 self._preempt(sequence)
 
-    # -- inside ---------------------------------------------------------------------
+    def forget_adapter(self, lora: str) -> None:
+        """Find no block again that was computed with this adapter before now."""
+        self._forget(lora)
 
-    def _salt(self, sequence: Sequence) -> None:
-        request = sequence.request
-        adapter = (request.lora, self._weights.of(request.lora)) if request.lora else ()
-        sequence.salt = (self._cache_epoch, adapter, request.cache_salt)
-        sequence.hashes = []
+    def _forget(self, lora: str | None) -> None:
+        self._pool.forget(lora)
+        for group in (self._loading, self._prefilling, self._decoding):
+            for sequence in group.values():
+                if lora is None or sequence.request.lora == lora:
+                    sequence.is_old = True
+
+    # -- inside ---------------------------------------------------------------------
 
     def _fault_of(self, request: EngineRequest) -> str | None:
         size = len(request.token_ids)
@@ -322,7 +328,6 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         request_id = sequence.request.request_id
-        self._salt(sequence)
         self._waiting[request_id] = sequence
         heapq.heappush(self._queue, (sequence.order, request_id))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from zlib import crc32
 
+from tokenwire.protocol.blocks import block_hashes, next_hash, root_hash
 from tokenwire.protocol.messages import (
     ErrorKind,
     FinishReason,
@@ -15,7 +15,7 @@ from tokenwire.protocol.messages import (
 from tokenwire.protocol.tokens import pack_ids
 from tokenwire.worker.engine import EngineFinished, EngineRequest
 
-from .blocks import BlockPool, block_hashes, next_hash
+from .blocks import BlockPool
 from .sampler import Rule, Sampler, prompt_logprobs
 from .script import Script
 
@@ -33,13 +33,14 @@ class Sequence:
         "first_token_at",
         "given_crc",
         "hashes",
+        "is_old",
         "loaded",
         "num_cached",
         "num_computed",
         "num_prompt",
         "order",
         "request",
-        "salt",
+        "root",
         "sampler",
         "scheduled_at",
     )
@@ -71,7 +72,9 @@ class Sequence:
             script.answer(prompt) if len(script) else None,
             weights,
         )
-        self.salt: Hashable = None  # sequences with different ones share no blocks
+        # Sequences with different ones share no blocks.
+        self.root = root_hash(request.cache_salt, request.lora)
+        self.is_old = False  # its KV was to be forgotten: no new block is found
         self.hashes: list[int] = []  # of the blocks that are full and computed
         self.blocks: list[int] = []
         self.capacity = 0  # ids that the blocks have room for
@@ -112,7 +115,7 @@ class Sequence:
         num_reusable = (length - 1) // block_size  # the last id is always computed
         if len(self.hashes) != num_reusable:  # else it has been tried before
             reusable = self.ids(0, num_reusable * block_size)
-            self.hashes = block_hashes(reusable, block_size, self.salt)
+            self.hashes = block_hashes(pack_ids(reusable), block_size, self.root)
         got = pool.acquire(self.hashes, -(-length // block_size))
         if got is None:
             return False
@@ -127,8 +130,10 @@ class Sequence:
     def computed(self, pool: BlockPool) -> None:
         """Note that all ids have KV: from now on the full blocks can be found."""
         self.num_computed = self.length
+        if self.is_old:
+            return
         for block, block_hash in zip(self.blocks, self.hashes, strict=False):
-            pool.register(block, block_hash)
+            pool.register(block, block_hash, self.request.lora)
 
     def grow(self, pool: BlockPool, block_size: int) -> bool:
         """Take blocks for ids beyond the capacity; return whether there were any."""
@@ -146,11 +151,12 @@ class Sequence:
         index = len(self.hashes)
         if index == len(self.blocks) or self.length <= self.capacity:
             return
-        parent = self.hashes[-1] if self.hashes else hash(self.salt)
+        parent = self.hashes[-1] if self.hashes else self.root
         start = index * block_size
-        block_hash = next_hash(parent, self.ids(start, start + block_size))
+        block_hash = next_hash(parent, pack_ids(self.ids(start, start + block_size)))
         self.hashes.append(block_hash)
-        pool.register(self.blocks[index], block_hash)
+        if not self.is_old:
+            pool.register(self.blocks[index], block_hash, self.request.lora)
 
     def release(self, pool: BlockPool) -> None:
         """Give all blocks back."""
@@ -159,6 +165,7 @@ class Sequence:
         self.capacity = 0
         self.chunk = 0
         self.num_computed = 0
+        self.is_old = False  # it is computed anew, or not at all
 
     def end(
         self,
