@@ -112,6 +112,7 @@ async def serve(
         first_token_timeout_s=config.first_token_timeout_s,
         wait_s=config.worker_wait_s,
         remote_prefill=config.remote_prefill,
+        routing=config.routing,
         keyring=keyring,
     )
     server = Server(

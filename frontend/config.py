@@ -28,6 +28,7 @@ from .parsers import ParserChoice
 from .policy import Policy
 from .pool import WORKER_WAIT_S
 from .resume_settings import ResumeSettings, add_resume_options, resume_settings
+from .routing_settings import RoutingSettings, add_routing_options, routing_settings
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 
 __all__ = ["Config", "parse_config"]
@@ -76,6 +77,7 @@ class Config(msgspec.Struct, frozen=True):
     first_token_timeout_s: float
     worker_wait_s: float
     remote_prefill: RemotePrefill
+    routing: RoutingSettings
     shutdown_timeout_s: float
     log_level: str
     policy: Policy
@@ -207,6 +209,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         "changes",
     )
     _add_workers(parser)
+    add_routing_options(parser)
     _add_parsers(parser)
     add_admin_options(parser)
     add_resume_options(parser)
@@ -243,6 +246,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         remote_prefill=RemotePrefill(
             given.remote_prefill_min_tokens, given.remote_prefill_max_queued_tokens
         ),
+        routing=routing_settings(given),
         client_write_timeout_s=given.client_write_timeout_s,
         shutdown_timeout_s=given.shutdown_timeout_s,
         log_level=given.log_level,

@@ -16,6 +16,15 @@ def watch_workers(metrics: Metrics, pool: Pool) -> None:
     for role in Role:
         _watch_role(metrics, pool, role)
 
+    def blocks() -> dict[str, float]:
+        return {
+            link.worker_id: link.blocks.num_blocks
+            for link in pool.links
+            if link.blocks is not None
+        }
+
+    metrics.index_blocks.read = blocks
+
 
 def _watch_role(metrics: Metrics, pool: Pool, role: Role) -> None:
     def usable() -> list[Link]:

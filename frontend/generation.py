@@ -138,7 +138,9 @@ class Generation:
             self.attempt += 1
             sequence, excluded = self._sequence, self._attempts.excluded
             packed, needs = sequence.packed, sequence.needs()
+            begun_at = time.perf_counter()
             route = self._pool.router.route(packed, sequence.chain, excluded, needs)
+            self._metrics.routing.observe(time.perf_counter() - begun_at)
             self._record.prefill_end = None
             leg: legs.Leg
             prefill = route.prefill
@@ -146,13 +148,13 @@ class Generation:
                 leg, kind = legs.OutputLeg(self, route.decode), Leg.FULL
             elif sequence.is_last(prefill, needs):
                 # It needs no decode worker: nothing is handed over.
-                route = Route(decode=prefill, prefill=prefill)
+                route = Route(prefill, prefill, num_cached=route.num_cached)
                 leg, kind = legs.OutputLeg(self, prefill), Leg.FULL
             else:
                 leg, kind = legs.PrefillLeg(self, prefill), Leg.PREFILL
             self._record.route = route
             try:
-                self._submit(leg, kind, packed)
+                self._submit(leg, kind, packed, num_cached=route.num_cached)
             except ConnectionError as error:
                 _log.warning("request %s: %s", self.request_id, error)
                 self._attempts.unreachable(leg.link)
@@ -279,6 +281,7 @@ class Generation:
         self._record.prefilled(
             leg.link, end, is_prompt_alone=not self._sequence.num_new
         )
+        self._count_cached(end.num_cached_tokens)
         self._sequence.computed_by(leg.link)
         token_ids = unpack_ids(first.token_ids) if first is not None else []
         is_last = end.reason is FinishReason.STOP
@@ -303,7 +306,8 @@ class Generation:
             )
             return
         excluded, needs = self._attempts.excluded, self._sequence.needs()
-        link = self._pool.router.decode_for(leg.link, excluded, needs)
+        packed, chain = self._sequence.packed, self._sequence.chain
+        link = self._pool.router.decode_for(leg.link, packed, chain, excluded, needs)
         if link is None:
             self._release(leg, end)
             self._record.prefill_end = None
@@ -312,7 +316,6 @@ class Generation:
         self._record.route = Route(link, leg.link)
         decode = legs.OutputLeg(self, link)
         try:
-            packed = self._sequence.packed
             self._submit(decode, Leg.DECODE, packed, end.handover, leg.update)
             if self._sink is not None:
                 self._handover.begin(leg.link)
@@ -332,7 +335,10 @@ class Generation:
         if item.logprobs is not None and self._job.keeping is not None:
             self._sequence.logprobs.append(item.logprobs)
         if not self._decoding:
+            leg.link.began(leg.request_id)
             is_handed_over = self._record.prefill_end is not None
+            if not is_handed_over:
+                self._count_cached(item.num_cached_tokens)
             self._first_of_leg(
                 leg, len(token_ids), item.num_cached_tokens, handed_over=is_handed_over
             )
@@ -497,6 +503,12 @@ class Generation:
             self._metrics.migration_pause.observe(time.monotonic() - self._paused_at)
             self._paused_at = None
 
+    def _count_cached(self, num_cached_tokens: int) -> None:
+        """Count what a worker had cached, beside what was expected of it."""
+        route = self._record.route
+        if route is not None:
+            self._metrics.prefix_found(route.num_cached, num_cached_tokens)
+
     def _note_weights(self, leg: legs.Leg) -> None:
         """Note which weights the next ids are of."""
         self._record.weights(self._sequence.num_new, leg.link.weight_version)
@@ -508,13 +520,15 @@ class Generation:
         packed: bytes,
         handover: JsonObject | None = None,
         handover_update: int | None = None,
+        num_cached: int = 0,
     ) -> None:
         leg.update = leg.link.update_of(self._job.lora)
         message = self._sequence.submit(leg, kind, packed, handover, handover_update)
         try:
-            leg.link.submit(message, leg)
+            leg.link.submit(message, leg, num_cached)
         except MessageTooLarge as error:
             raise ApiError(413, str(error), param="prompt") from error
+        self._sequence.sent(leg.link, packed)
         self._leg = leg
         self._decoding = False
         if self._is_left and kind is not Leg.PREFILL:

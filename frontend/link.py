@@ -51,6 +51,7 @@ from tokenwire.protocol.messages import (
     Status,
     Submit,
     Told,
+    WatchKV,
 )
 
 from .channel import Channel
@@ -58,6 +59,7 @@ from .conversation import HELLO_AGAIN_S
 from .dealer import Context
 from .errands import Errands
 from .keyring import LOOPBACK_ONLY, Keyring
+from .kv_index import KvIndex
 from .opened import OpenRequests
 from .peer import Peer
 from .recalls import Recalls, TakeRecalled
@@ -93,6 +95,7 @@ class Link(Peer):
         identity: This frontend's id and incarnation.
         keyring: Says with which keys it connects, if it may.
         accept: Checks a card; raises ``Incompatible`` with a sentence.
+        index: Where it is noted what the worker has cached.
         heartbeat_timeout_s, stall_timeout_s, first_token_timeout_s: See ``Vigil``.
         on_ready: Called whenever it becomes ready.
         on_lost: Called whenever it no longer is.
@@ -109,6 +112,7 @@ class Link(Peer):
         context: Context,
         identity: tuple[str, str],
         accept: Callable[[Card], None],
+        index: KvIndex | None = None,
         keyring: Keyring = LOOPBACK_ONLY,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         stall_timeout_s: float = STALL_TIMEOUT_S,
@@ -118,7 +122,7 @@ class Link(Peer):
         on_status: Callable[[], None] | None = None,
         on_orphan: Callable[[OrphanedKV], bool] | None = None,
     ) -> None:
-        super().__init__(endpoint)
+        super().__init__(endpoint, index)
         self.state = LinkState.CONNECTING
         self.reason = ""  # why it is not ready, for the operator
         self.num_protocol_errors = 0
@@ -165,12 +169,12 @@ class Link(Peer):
 
     @property
     def num_queued_tokens(self) -> int:
-        """Prompt tokens that wait at a prefill worker, as far as is known.
+        """Prompt tokens that wait to be computed there, as far as is known.
 
         The worker's own count includes other frontends' but is up to a second old: what
-        of it was this frontend's is known as it is now.
+        of it was this frontend's is known as it is now, without what should be cached.
         """
-        return self._open.num_prompt_tokens + self.num_others_tokens
+        return self._open.num_uncached_tokens + self.num_others_tokens
 
     @property
     def usable(self) -> bool:
@@ -192,8 +196,13 @@ class Link(Peer):
             return "waiting for what its Status is"
         return self.objection or f"has stalled within the last {SUSPECT_S:.0f} s"
 
-    def submit(self, message: Submit, reply: Reply) -> None:
+    def submit(self, message: Submit, reply: Reply, num_cached_tokens: int = 0) -> None:
         """Send a request; *reply* hears of its end exactly once.
+
+        Args:
+            message: The request.
+            reply: Who hears what comes.
+            num_cached_tokens: Of its ids, what the worker should have cached.
 
         Raises:
             MessageTooLarge: The request is above the limit; nothing was sent.
@@ -203,7 +212,7 @@ class Link(Peer):
             msg = f"worker {self.worker_id} is not connected ({self.state.value})"
             raise ConnectionError(msg)
         self._vigil.opened(self._loop.time())
-        self._open.add(message, reply)
+        self._open.add(message, reply, num_cached_tokens)
         try:
             sent = self._channel.send(message)
         except ProtocolError:
@@ -213,6 +222,10 @@ class Link(Peer):
             self._open.forget(message.request_id)
             msg = f"worker {self.worker_id} does not take messages"
             raise ConnectionError(msg)
+
+    def began(self, request_id: str) -> None:
+        """Take note that a request has brought its first token."""
+        self._open.began(request_id)
 
     def cancel(self, request_id: str) -> None:
         """Ask for a request's end; it still comes to its reply."""
@@ -451,7 +464,7 @@ class Link(Peer):
             case OrphanedKV():
                 self._take_orphan(message)
             case KVBlocks():
-                pass  # nobody has asked for it
+                self.told_blocks(message)
             case MetricsText():
                 take, self._take_metrics = self._take_metrics, None
                 if take is not None:
@@ -510,6 +523,8 @@ class Link(Peer):
         self.told_card(card)
         self._vigil.stands = False
         self._set_state(LinkState.READY, "")
+        if self.blocks is not None:
+            self._channel.send(WatchKV())
         _log.info(
             "worker %s (%s, %s %s) is ready at %s",
             card.worker_id,
@@ -565,6 +580,7 @@ class Link(Peer):
         self._set_state(state, reason)
         text = f"worker {worker_id} was lost: {reason}"
         self._open.lose_all(text)
+        self.forget_blocks()
         self._errands.lose_all(text)
         self._recalls.lose_all()
         self._vigil.ended()

@@ -16,7 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from tokenwire.protocol.messages import ErrorKind
@@ -35,6 +35,9 @@ _TTFT_S = (
 _ITL_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
     10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_ROUTING_S = (
+    0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05,
 )  # fmt: skip
 _E2E_S = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
@@ -84,6 +87,23 @@ class _Histograms(Collector):
             yield family
 
 
+class EachGauge(Collector):
+    """A gauge with a value for each of what there is when Prometheus asks."""
+
+    def __init__(self, name: str, text: str, label: str) -> None:
+        self.read: Callable[[], dict[str, float]] = dict  # by the label's values
+        self._head = name, text
+        self._label = label
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Return the family; called by the registry."""
+        name, text = self._head
+        family = GaugeMetricFamily(name, text, labels=[self._label])
+        for value, number in self.read().items():
+            family.add_metric([value], number)
+        yield family
+
+
 class Metrics:
     """All that this frontend counts."""
 
@@ -119,6 +139,11 @@ class Metrics:
             "tokenwire_request_queue_time_seconds",
             "Waiting in this frontend for room at the workers; 0 for most.",
             _TTFT_S,
+        )
+        self.routing = add(
+            "tokenwire_routing_seconds",
+            "The choice of a request's workers, this frontend's time.",
+            _ROUTING_S,
         )
         self.migration_pause = add(
             "tokenwire_migration_pause_seconds",
@@ -158,6 +183,18 @@ class Metrics:
             "tokenwire_prompts_placed",
             "Prompts, by where they are computed and why there.",
             "place",
+        )
+        self._prefix_predicted = self._counter(
+            "tokenwire_prefix_tokens_predicted",
+            "Prompt tokens that were expected in the cache of their worker.",
+        )
+        self._prefix_found = self._counter(
+            "tokenwire_prefix_tokens_found",
+            "Prompt tokens that were there, as the workers have said.",
+        )
+        self._prefix_missed = self._counter(
+            "tokenwire_prefix_tokens_missed",
+            "Of those that were expected, what was not there.",
         )
         self._shed = self._counter(
             "tokenwire_requests_shed",
@@ -202,6 +239,12 @@ class Metrics:
             "Sequences of this frontend that the workers have.",
             registry=self.registry,
         )
+        self.index_blocks = EachGauge(
+            "tokenwire_kv_index_blocks",
+            "KV blocks that a worker has cached, as far as this frontend knows.",
+            "worker_id",
+        )
+        self.registry.register(self.index_blocks)
         self.limit = Gauge(
             "tokenwire_requests_limit",
             "Sequences of this frontend that the workers have room for, as last read.",
@@ -243,6 +286,15 @@ class Metrics:
     def prompt_placed(self, place: PrefillPlace) -> None:
         """Count where a prompt is computed, and why there."""
         self._prompts_placed.labels(place.value).inc()
+
+    def prefix_found(self, num_predicted: int, num_found: int) -> None:
+        """Count what a worker had cached of a prompt, beside what was expected."""
+        if num_predicted:
+            self._prefix_predicted.inc(num_predicted)
+            if num_found < num_predicted:
+                self._prefix_missed.inc(num_predicted - num_found)
+        if num_found:
+            self._prefix_found.inc(num_found)
 
     def parser_failed(self) -> None:
         """Count an output whose parser failed: its text became content."""

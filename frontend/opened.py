@@ -19,16 +19,22 @@ class _Open:
         "handover",
         "num_prompt_tokens",
         "num_seen",
+        "num_uncached_tokens",
         "reply",
         "seen_at",
     )
 
     def __init__(
-        self, reply: Reply, num_prompt_tokens: int, handover: JsonObject | None
+        self,
+        reply: Reply,
+        num_prompt_tokens: int,
+        num_uncached_tokens: int,
+        handover: JsonObject | None,
     ) -> None:
         self.reply = reply
         self.handover = handover
-        self.num_prompt_tokens = num_prompt_tokens
+        self.num_prompt_tokens = num_prompt_tokens  # 0 once it has begun
+        self.num_uncached_tokens = num_uncached_tokens  # of them, to be computed
         self.exchange = Exchange()
         self.num_seen = 0  # tokens at the last look
         self.seen_at = 0.0  # when a look first found so many
@@ -37,11 +43,12 @@ class _Open:
 class OpenRequests:
     """Requests that were sent to one worker and have not ended."""
 
-    __slots__ = ("_open", "num_prompt_tokens")
+    __slots__ = ("_open", "num_prompt_tokens", "num_uncached_tokens")
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
-        self.num_prompt_tokens = 0  # of all of them
+        self.num_prompt_tokens = 0  # of those that have not begun
+        self.num_uncached_tokens = 0  # of these, what the worker has to compute
 
     def __len__(self) -> int:
         return len(self._open)
@@ -69,20 +76,40 @@ class OpenRequests:
             for one in self._open.values()
         )
 
-    def add(self, message: Submit, reply: Reply) -> None:
-        """Add a request; *reply* hears of its end exactly once."""
+    def add(self, message: Submit, reply: Reply, num_cached_tokens: int = 0) -> None:
+        """Add a request; *reply* hears of its end exactly once.
+
+        Args:
+            message: What was asked for.
+            reply: Who hears what comes.
+            num_cached_tokens: Of its ids, what the worker should have cached.
+        """
         num_tokens = len(message.token_ids) // TOKEN_BYTES
-        self._open[message.request_id] = _Open(reply, num_tokens, message.handover)
+        num_uncached = max(0, num_tokens - num_cached_tokens)
+        entry = _Open(reply, num_tokens, num_uncached, message.handover)
+        self._open[message.request_id] = entry
         self.num_prompt_tokens += num_tokens
+        self.num_uncached_tokens += num_uncached
+
+    def began(self, request_id: str) -> None:
+        """Take note that a request has its first token: its prompt is computed."""
+        entry = self._open.get(request_id)
+        if entry is not None:
+            self._uncount(entry)
+
+    def _uncount(self, entry: _Open) -> None:
+        self.num_prompt_tokens -= entry.num_prompt_tokens
+        self.num_uncached_tokens -= entry.num_uncached_tokens
+        entry.num_prompt_tokens = entry.num_uncached_tokens = 0
 
     def follow(self, request_id: str, reply: Reply, num_tokens: int) -> None:
         """Add a request that runs already and has brought *num_tokens* ids."""
-        entry = self._open[request_id] = _Open(reply, 0, None)
+        entry = self._open[request_id] = _Open(reply, 0, 0, None)
         entry.exchange.num_tokens = num_tokens
 
     def forget(self, request_id: str) -> None:
         """Drop a request; its reply hears nothing."""
-        self.num_prompt_tokens -= self._open.pop(request_id).num_prompt_tokens
+        self._uncount(self._open.pop(request_id))
 
     def take(self, batch: Batch) -> None:
         """Pass on what the worker sent.
@@ -138,6 +165,6 @@ class OpenRequests:
     def lose_all(self, reason: str) -> None:
         """End all as lost; a reply may open a request elsewhere at once."""
         opened, self._open = self._open, {}
-        self.num_prompt_tokens = 0
+        self.num_prompt_tokens = self.num_uncached_tokens = 0
         for entry in opened.values():
             entry.reply.lost(reason)

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from tokenwire.protocol.admin import update_of
-from tokenwire.protocol.messages import CAPTURE, STATUS, Card, Load, Status
+from tokenwire.protocol.blocks import unpack_hashes
+from tokenwire.protocol.messages import (
+    CAPTURE,
+    KV_EVENTS,
+    STATUS,
+    Card,
+    KVBlocks,
+    Load,
+    Status,
+)
 
-from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Prefixes
+from .kv_index import KvIndex, Member
+from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Chain, Prefixes
 
 __all__ = ["Peer"]
 
@@ -15,17 +25,20 @@ class Peer:
 
     Args:
         endpoint: Where it listens, ``tcp://host:port``.
+        index: Where it is noted what it has cached; None: nowhere.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, index: KvIndex | None = None) -> None:
         self.endpoint = endpoint
+        self._index = index
         self.card: Card | None = None
         self.load = Load("")
         self.status = Status()  # what Admins have made of it
         self.awaits_status = False  # which follows the card
         self.is_outdated = False  # others have newer weights
         self.is_leaving = False  # has left the list; what it runs may end
-        self.prefixes = Prefixes()  # what its engine may have cached
+        self.blocks: Member | None = None  # what it has told of its cache
+        self.prefixes = Prefixes()  # what may be there, where it tells nothing
         self.num_open_at_load = 0  # requests of this frontend when it came
         self._num_tokens_at_load = 0  # of their prompts
 
@@ -91,9 +104,40 @@ class Peer:
         self.awaits_status = STATUS in card.capabilities
         if known is None or known.incarnation != card.incarnation:
             self.status = Status(card.weight_version)
+        self.forget_blocks()
+        if self._index is not None and KV_EVENTS in card.capabilities:
+            self.blocks = self._index.join()
         room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
         self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
         self.num_open_at_load = self._num_tokens_at_load = 0
+
+    def forget_blocks(self) -> None:
+        """Let nothing that it has told of its cache count any more."""
+        if self.blocks is not None:
+            self.blocks.leave()
+            self.blocks = None
+
+    def told_blocks(self, message: KVBlocks) -> None:
+        """Take what has changed in its cache."""
+        if self.blocks is None:
+            return
+        if message.reset:
+            self.blocks.cleared()
+        if message.removed:
+            self.blocks.removed(unpack_hashes(message.removed))
+        if message.stored:
+            self.blocks.stored(unpack_hashes(message.stored))
+
+    def promised(self, chain: Chain, packed: bytes, now: float) -> None:
+        """Take note that it was sent a sequence: it counts before the worker tells.
+
+        Args:
+            chain: Its hashes.
+            packed: Its ids.
+            now: This process's clock, in s.
+        """
+        if self.blocks is not None and self.card is not None:
+            self.blocks.promised(chain.blocks(self.card.block_size, packed), now)
 
     def told_status(self, status: Status) -> None:
         """Take a Status."""

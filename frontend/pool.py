@@ -23,13 +23,16 @@ from tokenwire.protocol.messages import (
     Role,
 )
 
+from .chooser import Chooser
 from .continuation import meets
 from .dealer import open_context
 from .disaggregation import RemotePrefill
 from .errors import ApiError, no_such_model, unavailable
 from .keyring import LOOPBACK_ONLY, Keyring
+from .kv_index import KvIndex
 from .link import TICK_S, Link, LinkState
 from .router import Router
+from .routing_settings import RoutingSettings
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S
 from .weights import Weights
 
@@ -86,6 +89,7 @@ class Pool:
         first_token_timeout_s: float = FIRST_TOKEN_TIMEOUT_S,
         wait_s: float = WORKER_WAIT_S,
         remote_prefill: RemotePrefill | None = None,
+        routing: RoutingSettings | None = None,
         keyring: Keyring = LOOPBACK_ONLY,
     ) -> None:
         self.model = model
@@ -103,6 +107,9 @@ class Pool:
         self._links: dict[str, Link] = {}
         self.weights = Weights()
         """Which weights count, and the adapters that are served."""
+        routing = routing or RoutingSettings()
+        self.index = KvIndex(routing.max_index_blocks)
+        """Which blocks they have cached."""
         self.is_paused = False
         """Whether a worker is paused: then nothing new is begun at any of them."""
         self.router = Router(
@@ -110,6 +117,8 @@ class Pool:
             check_adapter=self.check_adapter,
             no_worker=self.no_worker,
             weights=self.weights,
+            index=self.index,
+            chooser=Chooser(routing.policy, routing.weights),
             remote_prefill=remote_prefill or RemotePrefill(),
         )
 
@@ -143,6 +152,7 @@ class Pool:
                     context=self._context,
                     identity=(self.frontend_id, self.incarnation),
                     accept=partial(self._accept, endpoint),
+                    index=self.index,
                     keyring=self._keyring,
                     heartbeat_timeout_s=self._heartbeat_timeout_s,
                     stall_timeout_s=self._stall_timeout_s,
@@ -159,6 +169,8 @@ class Pool:
             for link in list(self._links.values()):
                 link.tick()
             self._drop_left()
+            self.index.expire(asyncio.get_running_loop().time())
+            self.index.sweep()
             await asyncio.sleep(TICK_S)
 
     def close(self) -> None:

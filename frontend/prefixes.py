@@ -1,11 +1,13 @@
-"""What a worker's prefix cache probably holds, from what this frontend had it compute.
+"""A sequence's prefixes as hashes; and what a worker that does not tell has cached.
 
-An estimate: evictions and other frontends' requests are not seen. It decides where a
-prompt is cheapest to compute, never what comes out.
+Workers that tell of their blocks are in ``kv_index``. For others there is an estimate,
+from what this frontend had them compute: evictions and other frontends' requests are not
+seen. It decides where a prompt is cheapest to compute, never what comes out.
 """
 
 from __future__ import annotations
 
+from tokenwire.protocol.blocks import block_hashes, root_hash
 from tokenwire.protocol.tokens import TOKEN_BYTES
 
 __all__ = ["CHUNK_TOKENS", "MAX_CHUNKS", "Chain", "Prefixes"]
@@ -21,17 +23,34 @@ _CHUNK_BYTES = CHUNK_TOKENS * TOKEN_BYTES
 
 
 class Chain:
-    """A sequence's prefixes as hashes, one for each whole chunk; grows with it.
+    """A sequence's prefixes as hashes; grows with it.
 
     Two sequences share a hash if they share all tokens up to it, the salt and the
-    adapter. Hashes are this process's own: a client can aim for no collision.
+    adapter. There is one list for the estimate, a hash for each whole chunk, this
+    process's own; and one for each block size of workers that tell of their blocks, with
+    the hashes that these have in common with all frontends.
     """
 
-    __slots__ = ("_salt", "hashes")
+    __slots__ = ("_blocks", "_salt", "hashes")
 
     def __init__(self, salt: str | None = None, lora: str = "") -> None:
         self._salt = (salt, lora)
+        self._blocks: dict[int, list[int]] = {}  # by block size
         self.hashes: list[int] = []
+
+    def blocks(self, block_size: int, packed: bytes) -> list[int]:
+        """Return the hashes of the full blocks of a sequence.
+
+        Args:
+            block_size: Tokens in a block.
+            packed: The whole sequence so far; what was hashed before is skipped.
+        """
+        hashes = self._blocks.setdefault(block_size, [])
+        begin = len(hashes) * block_size * TOKEN_BYTES
+        if len(packed) - begin >= block_size * TOKEN_BYTES:
+            parent = hashes[-1] if hashes else root_hash(*self._salt)
+            hashes += block_hashes(packed[begin:], block_size, parent)
+        return hashes
 
     def extend(self, packed: bytes) -> None:
         """Take the whole sequence so far, packed; what was hashed before is skipped."""

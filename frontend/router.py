@@ -1,4 +1,4 @@
-"""Which workers a sequence goes to: who can serve it, then who has the least to do."""
+"""Which workers a sequence goes to: who can serve it, then where it costs least."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import msgspec
 from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_pair
 from tokenwire.protocol.messages import Role
-from tokenwire.protocol.tokens import TOKEN_BYTES
 
-from .affinity import choose, choose_prefill
+from .cached import Holdings
+from .chooser import Chooser
 from .continuation import meets
 from .disaggregation import PrefillPlace, RemotePrefill
 from .errors import ApiError
 from .job import Cached
+from .kv_index import KvIndex
 from .link import Link
-from .prefixes import CHUNK_TOKENS, Chain
+from .prefixes import Chain
 from .weights import Weights
 
 __all__ = ["Needs", "Route", "Router"]
@@ -33,6 +34,7 @@ class Route(msgspec.Struct, frozen=True):
     decode: Link  # a decode worker, or an aggregated one
     prefill: Link | None = None
     place: PrefillPlace = PrefillPlace.REMOTE
+    num_cached: int = 0  # tokens that who computes the prompt should have cached
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,6 +58,8 @@ class Router:
         check_adapter: Raises if nobody has an adapter.
         no_worker: Returns the error that says what is wrong with each worker.
         weights: Who has which adapter.
+        index: Who has which blocks cached.
+        chooser: How to choose among those that can.
         remote_prefill: When a prefill worker is worth its hand-over.
     """
 
@@ -66,12 +70,16 @@ class Router:
         check_adapter: Callable[[str], None],
         no_worker: Callable[[], ApiError],
         weights: Weights,
+        index: KvIndex,
+        chooser: Chooser,
         remote_prefill: RemotePrefill,
     ) -> None:
         self._usable = usable
         self._check_adapter = check_adapter
         self._no_worker = no_worker
         self._weights = weights
+        self._index = index
+        self._chooser = chooser
         self._remote_prefill = remote_prefill
 
     def route(
@@ -81,7 +89,7 @@ class Router:
 
         Args:
             packed: Its ids so far, (num_tokens,) packed.
-            chain: The same as prefixes; extended here if they are needed.
+            chain: The same as hashes; extended here if they are needed.
             exclude: Who must not get it.
             needs: What it asks of them.
 
@@ -90,58 +98,67 @@ class Router:
         """
         if needs.lora:
             self._check_adapter(needs.lora)
-        num_tokens = len(packed) // TOKEN_BYTES
+        held = self._holdings(packed, chain, needs)
         if needs.captures:
-            route = self._capturing(exclude, needs, num_tokens)
+            route = self._capturing(exclude, needs, held)
             if route is not None:
                 return route
-            if exclude and self._capturing(frozenset(), needs, num_tokens):
+            if exclude and self._capturing(frozenset(), needs, held):
                 # Who saves them has failed: an answer without them would hide that.
                 raise self._no_worker()
         outputs = self._outputs(exclude, needs)
-        if needs.has_output:
-            chain.extend(packed)
-        holder, num_held = _holder(outputs, needs, num_tokens, chain)
-        decode = choose(outputs, needs.session_id, holder)
+        decode = self._chooser.output(outputs, held, needs.session_id)
         if decode is None:
             raise self._no_worker()
+        num_cached = held.num_cached(decode)
         if decode.card is not None and decode.card.role is Role.AGGREGATED:
-            return Route(decode, place=PrefillPlace.AGGREGATED)
+            return Route(decode, None, PrefillPlace.AGGREGATED, num_cached)
         prefill = self._prefill(
             [link for link in self._prefillers(exclude) if _fit(link, decode)],
             needs,
-            num_tokens,
+            held,
         )
-        chain.extend(packed)
-        num_cached = decode.prefixes.num_cached_tokens(chain)
         place = self._remote_prefill.place(
-            num_tokens=num_tokens,
-            num_cached_tokens=num_held if decode is holder else num_cached,
+            num_tokens=held.num_tokens,
+            num_cached_tokens=num_cached,
             num_queued_tokens=None if prefill is None else prefill.num_queued_tokens,
         )
-        is_remote = place is PrefillPlace.REMOTE
-        return Route(decode, prefill if is_remote else None, place)
+        if prefill is None or place is not PrefillPlace.REMOTE:
+            return Route(decode, None, place, num_cached)
+        return Route(decode, prefill, place, held.num_cached(prefill))
 
     def decode_for(
-        self, prefill: Link, exclude: frozenset[Link], needs: Needs
+        self,
+        prefill: Link,
+        packed: bytes,
+        chain: Chain,
+        exclude: frozenset[Link],
+        needs: Needs,
     ) -> Link | None:
         """Return who goes on with what *prefill* has computed; None: nobody can.
 
         Asked when the prefill leg has ended: what was the least busy worker when it
-        began has got other hand-overs since.
+        began has got other hand-overs since. The arguments are ``route``'s.
         """
         decoders = [one for one in self._decoders(exclude) if _fit(prefill, one)]
         able = self._fit_for(needs, decoders)
-        return choose(able, needs.session_id, _named(able, needs)[0])
+        held = self._holdings(packed, chain, needs)
+        return self._chooser.output(able, held, needs.session_id)
+
+    def _holdings(self, packed: bytes, chain: Chain, needs: Needs) -> Holdings:
+        return Holdings(
+            self._index, packed, chain, needs.cached, has_output=needs.has_output
+        )
 
     def _capturing(
-        self, exclude: frozenset[Link], needs: Needs, num_tokens: int
+        self, exclude: frozenset[Link], needs: Needs, held: Holdings
     ) -> Route | None:
         """Return a route by which the prompt's hidden states are saved, if any."""
         outputs = [link for link in self._outputs(exclude, needs) if link.captures]
-        decode = choose(outputs, needs.session_id)
+        decode = self._chooser.output(outputs, held, needs.session_id)
         if decode is not None:
-            return Route(decode, place=PrefillPlace.AGGREGATED)
+            num_cached = held.num_cached(decode)
+            return Route(decode, None, PrefillPlace.AGGREGATED, num_cached)
         decoders = self._fit_for(needs, self._decoders(exclude))
         prefill = self._prefill(
             [
@@ -150,25 +167,22 @@ class Router:
                 if link.captures and any(_fit(link, one) for one in decoders)
             ],
             needs,
-            num_tokens,
+            held,
         )
         if prefill is None:
             return None
         fitting = [one for one in decoders if _fit(prefill, one)]
-        decode = choose(fitting, needs.session_id)
-        return None if decode is None else Route(decode, prefill)
+        decode = self._chooser.output(fitting, held, needs.session_id)
+        if decode is None:
+            return None
+        return Route(decode, prefill, num_cached=held.num_cached(prefill))
 
     def _prefill(
-        self, candidates: list[Link], needs: Needs, num_tokens: int
+        self, candidates: list[Link], needs: Needs, held: Holdings
     ) -> Link | None:
         able = self._able(needs, candidates)
-        return choose_prefill(
-            able,
-            needs.session_id,
-            num_tokens,
-            self._remote_prefill.max_queued_tokens,
-            *_named(able, needs),
-        )
+        most = self._remote_prefill.max_queued_tokens
+        return self._chooser.prefill(able, held, needs.session_id, most)
 
     def _outputs(self, exclude: frozenset[Link], needs: Needs) -> list[Link]:
         aggregated = self._usable(Role.AGGREGATED)
@@ -193,38 +207,6 @@ class Router:
         """Return who has the adapter; those that make steps, if any does."""
         able = [link for link in links if self._weights.has(link, needs.lora)]
         return [link for link in able if not link.stands] or able
-
-
-def _holder(
-    links: list[Link], needs: Needs, num_tokens: int, chain: Chain
-) -> tuple[Link | None, int]:
-    """Return who has most of what a sequence goes on behind, and how many tokens.
-
-    Who was named has all that was said. Of the others it is known by whole chunks: who
-    has all of these has the rest of the sequence, too, or nearly.
-    """
-    link, num_held = _named(links, needs)
-    if link is not None or not needs.has_output:
-        return link, num_held
-    for one in links:
-        num_cached = one.prefixes.num_cached_tokens(chain)
-        if num_cached > num_held:
-            link, num_held = one, num_cached
-    is_all = num_held and num_tokens - num_held < CHUNK_TOKENS
-    return link, num_tokens if is_all else num_held
-
-
-def _named(links: list[Link], needs: Needs) -> tuple[Link | None, int]:
-    """Return who is said to have the beginning of a sequence, and how many tokens."""
-    for cached in needs.cached:
-        for link in links:
-            card = link.card
-            if card is not None and (card.worker_id, card.incarnation) == (
-                cached.worker_id,
-                cached.incarnation,
-            ):
-                return link, cached.num_tokens
-    return None, 0
 
 
 def _fit(prefill: Link, decode: Link) -> bool:

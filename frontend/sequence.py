@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from tokenwire.protocol.messages import (
     JOURNAL,
     JsonObject,
@@ -157,8 +159,14 @@ class Sequence:
         self.record.restore(history, link, kept)
         self._num_submits = kept.epoch
 
+    def sent(self, link: Link, packed: bytes) -> None:
+        """Note that *link*'s worker was sent all of it: its cache is about to have it."""
+        link.promised(self.chain, packed, time.monotonic())
+
     def remember(self, link: Link) -> None:
         """Note that *link*'s worker has all of it in its cache now."""
+        if link.blocks is not None:
+            return  # the worker tells
         if self.chain.hashes or self._job.comes_back:  # else nobody looks for it
             self.chain.extend(self.packed)
             link.prefixes.add(self.chain)

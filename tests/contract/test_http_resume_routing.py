@@ -83,11 +83,11 @@ async def two_frontends(
                 await worker.stop()
 
 
-def session(served: Stack) -> dict[str, str]:
-    """Return the header of a session that prefers the last worker; by load it is not."""
+def session(served: Stack, place: int = -1) -> dict[str, str]:
+    """Return the header of a session that prefers a worker of outputs, the last one."""
     links = [*served.pool.usable(Role.AGGREGATED), *served.pool.usable(Role.DECODE)]
     names = map(str, itertools.count())
-    name = next(name for name in names if ranked(name, links)[0] is links[-1])
+    name = next(name for name in names if ranked(name, links)[0] is links[place])
     return {"X-Session-ID": name}
 
 
@@ -96,9 +96,12 @@ def worker_of(made: Stream) -> str:
     return str(made.last["worker_id"]["decode_worker_id"])
 
 
-async def goes_on(served: Stack, of: Stream, **resume_from: Any) -> Stream:
+async def goes_on(
+    served: Stack, of: Stream, headers: dict[str, str] | None = None, **resume_from: Any
+) -> Stream:
     """Return the rest of an output, which is what it was."""
-    made = await Stream(of.path, resumed(of, **resume_from).body).run(served)
+    body = resumed(of, **resume_from).body
+    made = await Stream(of.path, body, headers or {}).run(served)
     laws(made, CUT)
     assert made.token_ids == of.token_ids[CUT:]
     told = made.first["resume"]
@@ -132,7 +135,8 @@ async def test_a_frontend_knows_what_it_had_computed(
     async with two_frontends(tiny_model, roles) as served:
         ids = served.calm.token_ids[:CUT]
         same = await goes_on(served.one, served.calm, output_token_ids=ids)
-        other = await goes_on(served.two, served.calm, output_token_ids=ids)
+        away = session(served.two, 0)
+        other = await goes_on(served.two, served.calm, away, output_token_ids=ids)
 
     assert worker_of(other) != served.holder.name
     assert worker_of(same) == served.holder.name
@@ -195,7 +199,10 @@ async def test_an_old_checkpoint_s_worker_is_not_looked_for(
     """Others' KV has taken the place of it since, probably."""
     async with two_frontends(tiny_model, PAIRS) as served:
         monkeypatch.setattr(resume, "HELD_S", -1)
-        made = await goes_on(served.two, served.calm, checkpoint=served.checkpoint)
+        away = session(served.two, 0)
+        made = await goes_on(
+            served.two, served.calm, away, checkpoint=served.checkpoint
+        )
 
     assert worker_of(made) != served.holder.name
 

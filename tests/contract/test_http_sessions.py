@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 from support.stack import Reply, SimWorker, Stack, eventually, frontend, stack
-from tokenwire.frontend.affinity import MIN_EXCESS
+from tokenwire.frontend.routing import SEQUENCE_TOKENS, SESSION_TOKENS
 from tokenwire.protocol.messages import Role
 
 BLOCK = 16
 NUM_TURNS = 6
 AGGREGATED = (Role.AGGREGATED,) * 4
 PAIRS = (Role.PREFILL,) * 3 + (Role.DECODE,) * 3
+MOST = SESSION_TOKENS // SEQUENCE_TOKENS
+"""Requests at a session's worker with which it is left for another one."""
+
 GENERATE = "/inference/v1/generate"
 
 
@@ -112,10 +115,11 @@ async def talk(served: Stack, session: str | None) -> Talk:
 async def test_turns_of_a_session_find_their_prefix(
     tiny_model: Path, roles: tuple[Role, ...]
 ) -> None:
-    """All of them, while without a session other workers get them and compute anew."""
+    """All of them, while by load alone other workers get them and compute anew."""
     async with stack(tiny_model, roles, ("--step-ms", "5")) as served:
         session = await talk(served, "rollout-1")
-    async with stack(tiny_model, roles, ("--step-ms", "5")) as served:
+    by_load = ("--routing", "load")
+    async with stack(tiny_model, roles, ("--step-ms", "5"), by_load) as served:
         none = await talk(served, None)
 
     assert session.num_cached >= session.num_known
@@ -219,10 +223,10 @@ async def test_a_busy_worker_is_left(tiny_model: Path) -> None:
     async with stack(tiny_model, AGGREGATED, ("--step-ms", "5")) as served:
         home = await worker_of(served, "s")
         async with contextlib.AsyncExitStack() as others:
-            for _ in range(MIN_EXCESS):
+            for _ in range(MOST):
                 await others.enter_async_context(background(served, "s"))
             counts = {one.name: one.service.num_requests for one in served.workers}
-            assert counts[home] == MIN_EXCESS
+            assert counts[home] == MOST
             away = await worker_of(served, "s")
             assert away != home
             assert await worker_of(served, "s") == away

@@ -351,6 +351,7 @@ async def frontend(
         first_token_timeout_s=config.first_token_timeout_s,
         wait_s=config.worker_wait_s,
         remote_prefill=config.remote_prefill,
+        routing=config.routing,
         keyring=Keyring.read(config.keys),
     )
     metrics = FrontendMetrics()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.discovery import discover, parse_workers_file
 from tokenwire.frontend.metrics import FastHistogram, Metrics
 from tokenwire.frontend.resume_settings import ResumeSettings
-from tokenwire.frontend.routing import choose, choose_prefill
-from tokenwire.protocol.messages import Load
+from tokenwire.frontend.routing import Policy
+from tokenwire.frontend.routing_settings import RoutingSettings
 
 MINIMAL = ["--model", "m", "--worker", "tcp://127.0.0.1:1"]
 
@@ -93,43 +92,25 @@ def test_the_admin_plane_is_off_and_beyond_loopback_needs_a_key(
     assert parse_config(beyond).admin.host == "10.0.0.1"
 
 
-@dataclass
-class Worker:
-    """A candidate."""
-
-    num_open: int = 0
-    load: Load = field(default_factory=lambda: Load("1"))
-    num_queued_tokens: int = 0
-    num_open_at_load: int = 0
-
-
-def test_the_least_busy_worker_is_chosen() -> None:
-    """By requests, ours or all; by used KV where those are equal; none of none."""
-    busy, others, free = Worker(3), Worker(0, Load("1", num_requests=9)), Worker(1)
-    full = Worker(1, Load("1", kv_usage=0.9))
-
-    assert choose([busy, others, free]) is free
-    assert choose([full, free]) is free
-    assert choose([]) is None
-
-
-def test_a_worker_that_has_ended_ours_is_free_before_it_says_so() -> None:
-    """Its Load is old; how many of its requests are another frontend's is not."""
-    load = Load("1", num_requests=10)
-    freed, full = Worker(8, load, num_open_at_load=10), Worker(10, load, 0, 10)
-    shared = Worker(3, load, num_open_at_load=4)
-
-    assert choose([full, freed]) is freed
-    assert choose([freed, shared]) is freed  # which has nine, six of them others'
-
-
-def test_a_prefill_worker_is_chosen_by_the_tokens_that_wait() -> None:
-    """One long prompt is more to do than three short ones."""
-    long, short = Worker(1, num_queued_tokens=100_000), Worker(3, num_queued_tokens=300)
-
-    assert choose([long, short]) is long
-    assert choose_prefill([long, short]) is short
-    assert choose_prefill([]) is None
+def test_routing_has_checked_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """By what is cached unless told otherwise; what is out of range is named."""
+    assert parse_config(MINIMAL).routing == RoutingSettings()
+    given = ["--routing", "load", "--routing-queue-weight", "0.5"]
+    given += ["--routing-sequence-tokens", "0", "--kv-index-blocks", "9"]
+    routing = parse_config([*MINIMAL, *given]).routing
+    assert (routing.policy, routing.max_index_blocks) == (Policy.LOAD, 9)
+    assert (routing.weights.queue, routing.weights.sequence_tokens) == (0.5, 0)
+    for option, value in (
+        ("--routing", "random"),
+        ("--routing-queue-weight", "-1"),
+        ("--routing-queue-weight", "nan"),
+        ("--routing-queue-weight", "1001"),
+        ("--routing-session-tokens", "-1"),
+        ("--kv-index-blocks", "0"),
+    ):
+        with pytest.raises(SystemExit):
+            parse_config([*MINIMAL, f"{option}={value}"])
+        assert option in capsys.readouterr().err
 
 
 def test_a_workers_file() -> None:

@@ -61,6 +61,10 @@ class FakeLink:
     card: Card | None = None
     update: int = 0
     prefixes: Prefixes = field(default_factory=Prefixes)
+    blocks: None = None
+    promises: list[bytes] = field(default_factory=list[bytes])
+    begun: list[str] = field(default_factory=list[str])
+    expected: list[int] = field(default_factory=list[int])  # tokens that are cached
     submits: list[Submit] = field(default_factory=list[Submit])
     replies: list[Reply] = field(default_factory=list[Reply])
     cancelled: list[str] = field(default_factory=list[str])
@@ -99,10 +103,20 @@ class FakeLink:
         for lost in watchers:
             lost("frozen")
 
-    def submit(self, message: Submit, reply: Reply) -> None:
+    def submit(self, message: Submit, reply: Reply, num_cached_tokens: int = 0) -> None:
         """Keep the request."""
         self.submits.append(message)
         self.replies.append(reply)
+        self.expected.append(num_cached_tokens)
+
+    def began(self, request_id: str) -> None:
+        """Keep the id."""
+        self.begun.append(request_id)
+
+    def promised(self, chain: Chain, packed: bytes, now: float) -> None:
+        """Keep what it is about to have."""
+        del chain, now
+        self.promises.append(packed)
 
     def cancel(self, request_id: str) -> None:
         """Keep the id."""
@@ -154,9 +168,16 @@ class FakePool:
         assert role is Role.PREFILL
         return [one for one in (self.prefill, *self.prefillers) if one is not None]
 
-    def decode_for(self, prefill: Any, exclude: frozenset[Any], needs: Needs) -> Any:
+    def decode_for(
+        self,
+        prefill: Any,
+        packed: bytes,
+        chain: Chain,
+        exclude: frozenset[Any],
+        needs: Needs,
+    ) -> Any:
         """Return who goes on after the prefill worker."""
-        del prefill, needs
+        del prefill, packed, chain, needs
         left = [link for link in (self.decode, *self.others) if link not in exclude]
         return left[0] if left else None
 
@@ -374,8 +395,8 @@ def test_a_hand_over_that_makes_the_message_too_large_ends_the_request() -> None
     """One clear error, and the KV is freed: nothing is raised into the link."""
     run = begin(disaggregated=True)
 
-    def too_large(message: Submit, reply: Reply) -> None:
-        del message, reply
+    def too_large(message: Submit, reply: Reply, num_cached_tokens: int = 0) -> None:
+        del message, reply, num_cached_tokens
         raise MessageTooLarge("a message of 9 bytes is above the limit of 8")
 
     run.decode.submit = too_large  # type: ignore[method-assign]

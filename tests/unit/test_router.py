@@ -9,12 +9,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tokenwire.frontend.affinity import MIN_EXCESS
-from tokenwire.frontend.disaggregation import PrefillPlace, RemotePrefill
+from tokenwire.frontend.chooser import Chooser
+from tokenwire.frontend.disaggregation import (
+    MAX_QUEUED_TOKENS,
+    PrefillPlace,
+    RemotePrefill,
+)
 from tokenwire.frontend.job import Cached
+from tokenwire.frontend.kv_index import KvIndex, Member
 from tokenwire.frontend.link import Link
 from tokenwire.frontend.prefixes import CHUNK_TOKENS, Chain, Prefixes
 from tokenwire.frontend.router import Needs, Router
+from tokenwire.frontend.routing import SESSION_TOKENS, Policy
 from tokenwire.frontend.weights import Weights
 from tokenwire.protocol.messages import Card, Load, Role
 from tokenwire.protocol.tokens import pack_ids
@@ -34,6 +40,7 @@ class Worker:
     load: Load = field(default_factory=lambda: Load("w-1"))
     num_open_at_load: int = 0
     prefixes: Prefixes = field(default_factory=Prefixes)
+    blocks: Member | None = None
     stands: bool = False
     exactness: str = "same_rng"
     captures: bool = False
@@ -72,9 +79,14 @@ class Chosen:
     decode: Worker
     prefill: Worker | None
     place: PrefillPlace
+    num_cached: int
 
 
-def router_of(usable: Sequence[Worker]) -> Router:
+def router_of(
+    usable: Sequence[Worker],
+    index: KvIndex | None = None,
+    policy: Policy = Policy.KV,
+) -> Router:
     """Return a router that knows *usable*."""
     return Router(
         usable=lambda role: [
@@ -83,6 +95,8 @@ def router_of(usable: Sequence[Worker]) -> Router:
         check_adapter=lambda _: None,
         no_worker=lambda: pytest.fail("no worker"),
         weights=Weights(),
+        index=index or KvIndex(),
+        chooser=Chooser(policy),
         remote_prefill=RemotePrefill(),
     )
 
@@ -92,15 +106,18 @@ def routed(
     *cached: Cached,
     num_tokens: int = len(IDS),
     exclude: Sequence[Worker] = (),
+    index: KvIndex | None = None,
+    policy: Policy = Policy.KV,
     **needs: Any,
 ) -> Chosen:
     """Return where the sequence goes on."""
     packed = pack_ids(IDS[:num_tokens])
     fields: dict[str, Any] = {"has_output": True, "cached": cached, **needs}
     excluded = frozenset(cast("Link", one) for one in exclude)
-    route = router_of(usable).route(packed, Chain(), excluded, Needs(**fields))
+    router = router_of(usable, index, policy)
+    route = router.route(packed, Chain(), excluded, Needs(**fields))
     decode, prefill = cast("Worker", route.decode), cast("Worker | None", route.prefill)
-    return Chosen(decode, prefill, route.place)
+    return Chosen(decode, prefill, route.place, route.num_cached)
 
 
 BOTH_ROLES = pytest.mark.parametrize("role", [Role.AGGREGATED, Role.DECODE])
@@ -110,22 +127,25 @@ BOTH_ROLES = pytest.mark.parametrize("role", [Role.AGGREGATED, Role.DECODE])
 def test_it_goes_where_it_is_said_to_be(role: Role) -> None:
     """Though another one has less to do; and also before it has output."""
     links = workers(role, 3)
-    links[2].num_open = MIN_EXCESS - 1
+    links[2].num_open = 3
 
     assert routed(links, links[2].has).decode is links[2]
     assert routed(links, links[2].has, has_output=False).decode is links[2]
-    assert routed(links).decode is links[0]
+    assert routed(links, links[2].has, policy=Policy.LOAD).decode is links[2]
+    assert routed(links).decode in links[:2]
 
 
 @BOTH_ROLES
 def test_it_goes_where_this_frontend_had_it_computed(role: Role) -> None:
-    """To who has most of it; before it has output, nobody looks."""
+    """To who has most of it, whether or not it has output; by load, nobody looks."""
     links = workers(role, 3)
     links[1].computed(CHUNK_TOKENS)
     links[2].computed(3 * CHUNK_TOKENS)
 
     assert routed(links).decode is links[2]
-    assert routed(links, has_output=False).decode is links[0]
+    assert routed(links, has_output=False).decode is links[2]
+    links[2].num_open = 1
+    assert routed(links[1:], policy=Policy.LOAD).decode is links[1]
 
 
 def test_what_was_said_goes_before_what_is_estimated() -> None:
@@ -135,7 +155,7 @@ def test_what_was_said_goes_before_what_is_estimated() -> None:
     session = next(
         name
         for name in map(str, range(99))
-        if routed(links, session_id=name, has_output=False).decode is links[0]
+        if routed(links, session_id=name, num_tokens=9).decode is links[0]
     )
 
     assert routed(links, links[2].has, session_id=session).decode is links[2]
@@ -143,7 +163,7 @@ def test_what_was_said_goes_before_what_is_estimated() -> None:
 
 
 def _busy(one: Worker) -> None:
-    one.num_open = MIN_EXCESS
+    one.num_open = 8
 
 
 def _full(one: Worker) -> None:
@@ -153,14 +173,14 @@ def _full(one: Worker) -> None:
 
 @pytest.mark.parametrize("make", [_busy, _full])
 def test_a_worker_with_too_much_to_do_is_left(make: Any) -> None:
-    """The least busy one takes it, or the session's."""
+    """More than what it has cached saves: another one takes it, or the session's."""
     links = workers(Role.AGGREGATED, 3)
     said = links[2].has
     make(links[2])
 
-    assert routed(links, said).decode is links[0]
+    assert routed(links, said).decode in links[:2]
     links[2].computed(3 * CHUNK_TOKENS)
-    assert routed(links).decode is links[0]
+    assert routed(links).decode in links[:2]
     of_session = {routed(links, said, session_id=str(n)).decode for n in range(20)}
     assert of_session == {links[0], links[1]}
 
@@ -171,13 +191,131 @@ def test_a_worker_that_cannot_serve_is_left() -> None:
     last = links[2]
     said = last.has
 
-    assert routed(links[:2], said).decode is links[0]
-    assert routed(links, said, exclude=[last]).decode is links[0]
+    assert routed(links, said).decode is last
+    assert routed(links[:2], said).decode in links[:2]
+    assert routed(links, said, exclude=[last]).decode in links[:2]
     last.exactness = ""
-    assert routed(links, said, exactness="same_rng").decode is links[0]
-    last.exactness = "same_rng"
+    assert routed(links, said, exactness="same_rng").decode in links[:2]
+    last.exactness, last.num_open = "same_rng", 1
     last.card = msgspec.structs.replace(last.card, incarnation="decode-2-2")
-    assert routed(links, said).decode is links[0]
+    assert routed(links, said).decode in links[:2]
+
+
+# --- what workers have told ----------------------------------------------------------------
+
+
+def telling(
+    role: Role, number: int, index: KvIndex, block_size: int = 16
+) -> list[Worker]:
+    """Return idle workers that tell of their blocks."""
+    links = workers(role, number)
+    for link in links:
+        link.card = msgspec.structs.replace(link.card, block_size=block_size)
+        link.blocks = index.join()
+    return links
+
+
+def stored(
+    link: Worker, num_tokens: int, salt: str | None = None, lora: str = ""
+) -> None:
+    """Have it tell that it has the beginning of the sequence."""
+    assert link.blocks is not None
+    packed = pack_ids(IDS[:num_tokens])
+    link.blocks.stored(Chain(salt, lora).blocks(link.card.block_size, packed))
+
+
+@BOTH_ROLES
+def test_it_goes_where_most_of_it_is_told_to_be(role: Role) -> None:
+    """Though others are idle; and what is expected there is what was told."""
+    index = KvIndex()
+    links = telling(role, 3, index)
+    links[2].num_open = 1 if role is Role.AGGREGATED else 0
+    stored(links[1], 160)
+    stored(links[2], 352)
+    links[0].prefixes = links[1].prefixes  # an estimate is nothing beside what is told
+    route = routed(links, has_output=False, index=index)
+
+    assert (route.decode, route.num_cached) == (links[2], 352)
+    links[2].num_open = 3  # more than the difference
+    route = routed(links, has_output=False, index=index)
+    assert route.decode is not links[2]
+
+
+def test_another_salt_or_adapter_shares_nothing() -> None:
+    """The same ids of another tenant, or through another adapter, are not cached."""
+    index = KvIndex()
+    links = telling(Role.AGGREGATED, 2, index)
+    links[1].num_open = 1
+    stored(links[1], 352, salt="tenant")
+    assert routed(links, has_output=False, index=index).num_cached == 0
+    stored(links[1], 352, lora="adapter")
+    assert routed(links, has_output=False, index=index).num_cached == 0
+    stored(links[1], 352)
+    assert routed(links, has_output=False, index=index).num_cached == 352
+
+
+def test_a_hit_is_never_the_whole_prompt() -> None:
+    """An engine computes the last id in any case, and with it a block."""
+    index = KvIndex()
+    links = telling(Role.AGGREGATED, 2, index)
+    stored(links[1], 352)
+    route = routed(links, num_tokens=352, has_output=False, index=index)
+    assert (route.decode, route.num_cached) == (links[1], 336)
+
+
+def test_block_sizes_may_differ_and_some_workers_tell_nothing() -> None:
+    """Each is asked in its own blocks, or estimated."""
+    index = KvIndex()
+    small, large = (
+        telling(Role.AGGREGATED, 1, index),
+        telling(Role.AGGREGATED, 1, index, block_size=64),
+    )
+    old = workers(Role.AGGREGATED, 1)
+    links = [*small, *large, *old]
+    for name, link in zip("abc", links, strict=True):
+        link.card = msgspec.structs.replace(link.card, worker_id=name)
+    stored(small[0], 160)
+    assert routed(links, has_output=False, index=index).decode is small[0]
+    stored(large[0], 192)
+    route = routed(links, has_output=False, index=index)
+    assert (route.decode, route.num_cached) == (large[0], 192)
+    old[0].computed(4 * CHUNK_TOKENS)
+    route = routed(links, has_output=False, index=index)
+    assert (route.decode, route.num_cached) == (old[0], 4 * CHUNK_TOKENS)
+
+
+def test_in_turns_nobody_looks() -> None:
+    """Round robin is there to be compared with."""
+    index = KvIndex()
+    links = telling(Role.AGGREGATED, 3, index)
+    stored(links[1], 352)
+    router = router_of(links, index, Policy.ROUND_ROBIN)
+    packed = pack_ids(IDS)
+    chosen = [
+        router.route(packed, Chain(), frozenset(), Needs()).decode for _ in range(6)
+    ]
+    assert sorted(chosen, key=lambda one: one.worker_id) == [
+        cast("Link", link) for link in links for _ in range(2)
+    ]
+
+
+def test_frontends_that_share_workers_do_not_herd() -> None:
+    """A request more or less is not known: equals share what comes, by sequence."""
+    links = workers(Role.AGGREGATED, 4)
+    for number, link in enumerate(links):
+        link.load = Load("w", num_frontends=2)
+        link.num_open = 1 if number else 0
+    router = router_of(links)
+    taken: set[str] = set()
+    for first in range(40):
+        packed = pack_ids([first, *IDS[:20]])
+        route = router.route(packed, Chain(), frozenset(), Needs())
+        taken.add(route.decode.worker_id)
+    assert len(taken) == 4
+    for link in links:
+        link.load = Load("w", num_frontends=1)
+    route = router.route(pack_ids(IDS), Chain(), frozenset(), Needs())
+    assert cast("Worker", route.decode) is links[0]
 
 
 # --- prefill and decode ------------------------------------------------------------------
@@ -216,7 +354,8 @@ def test_who_has_a_part_has_the_rest_computed_apart() -> None:
     second = routed([*prefillers, *decoders])
 
     for route in (first, second):
-        assert (route.decode, route.prefill) == (decoders[1], prefillers[0])
+        assert route.decode is decoders[1]
+        assert route.prefill in prefillers
 
 
 def test_another_decode_worker_has_it_computed_apart() -> None:
@@ -224,7 +363,8 @@ def test_another_decode_worker_has_it_computed_apart() -> None:
     prefillers, decoders = pairs()
     route = routed([*prefillers, decoders[0]], decoders[1].has)
 
-    assert (route.decode, route.prefill) == (decoders[0], prefillers[0])
+    assert route.decode is decoders[0]
+    assert route.prefill in prefillers
 
 
 def test_the_prompt_is_computed_by_the_prefill_worker_that_has_it() -> None:
@@ -235,10 +375,23 @@ def test_the_prompt_is_computed_by_the_prefill_worker_that_has_it() -> None:
     one.num_queued_tokens = NUM_PROMPT
 
     assert routed([*prefillers, *decoders], said).prefill is one
-    one.num_queued_tokens = NUM_PROMPT + 1
+    one.num_queued_tokens = NUM_PROMPT + SESSION_TOKENS + 1
     assert routed([*prefillers, *decoders], said).prefill is prefillers[0]
     one.num_queued_tokens = 0
     assert routed(prefillers[:1] + decoders, said).prefill is prefillers[0]
+
+
+def test_a_prefill_worker_above_the_bound_is_left_whatever_it_has() -> None:
+    """Else the decode worker would compute the prompt, with a prefill worker free."""
+    index = KvIndex()
+    prefillers = telling(Role.PREFILL, 2, index)
+    decoders = workers(Role.DECODE, 1)
+    stored(prefillers[1], 352)
+    links = [*prefillers, *decoders]
+    assert routed(links, index=index, has_output=False).prefill is prefillers[1]
+    prefillers[1].num_queued_tokens = MAX_QUEUED_TOKENS + 1
+    prefillers[0].num_queued_tokens = MAX_QUEUED_TOKENS
+    assert routed(links, index=index, has_output=False).prefill is prefillers[0]
 
 
 def test_behind_its_prefill_who_has_it_reads_the_least() -> None:
@@ -246,6 +399,11 @@ def test_behind_its_prefill_who_has_it_reads_the_least() -> None:
     prefillers, decoders = pairs()
     router, prefill = router_of(decoders), cast("Link", prefillers[0])
     said = Needs(cached=(prefillers[0].has, decoders[1].has))
+    sequence = pack_ids(IDS), Chain(), frozenset[Link]()
 
-    assert router.decode_for(prefill, frozenset(), said) is cast("Link", decoders[1])
-    assert router.decode_for(prefill, frozenset(), Needs()) is cast("Link", decoders[0])
+    chosen = router.decode_for(prefill, *sequence, said)
+    assert chosen is cast("Link", decoders[1])
+    decoders[1].num_open = 1
+    assert router.decode_for(prefill, *sequence, said) is chosen
+    chosen = router.decode_for(prefill, *sequence, Needs())
+    assert chosen is cast("Link", decoders[0])
