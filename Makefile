@@ -16,6 +16,8 @@ PREFILL ?=
 DECODE ?=
 AGGREGATED ?=
 FRONTENDS ?=
+# Of each frontend; auto: one a core.
+PROCESSES ?=
 MODEL ?=
 TOOL_CALL_PARSER ?=
 REASONING_PARSER ?=
@@ -73,7 +75,7 @@ setup-clients:  ## Install other people's clients, for the tests, into .venv-cli
 model: setup-sim  ## Build the demo model into the user's cache and print its path.
 	@$(DEMO_MODEL)
 
-run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS MODEL ...
+run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS PROCESSES MODEL ...
 	@$(SETUP) $(if $(filter vllm,$(ENGINE)),$(EXTRA))
 	@model='$(MODEL)'; [[ -n $$model ]] || model=$$($(DEMO_MODEL)); \
 	exec $(BIN)/tokenwire-up --engine '$(ENGINE)' --model "$$model" --port '$(PORT)' \
@@ -82,6 +84,7 @@ run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS MOD
 		$(if $(DECODE),--decode '$(DECODE)') \
 		$(if $(AGGREGATED),--aggregated '$(AGGREGATED)') \
 		$(if $(FRONTENDS),--frontends '$(FRONTENDS)') \
+		$(if $(PROCESSES),--processes '$(PROCESSES)') \
 		$(if $(TOOL_CALL_PARSER),--tool-call-parser '$(TOOL_CALL_PARSER)') \
 		$(if $(REASONING_PARSER),--reasoning-parser '$(REASONING_PARSER)') \
 		$(if $(CAPTURE),--capture-hidden-states '$(CAPTURE)') \

@@ -26,7 +26,8 @@ _OWN_VARIABLES = frozenset(
     "TOKENWIRE_" + name
     for name in (
         *("ENGINE", "MODEL", "SERVED_MODEL_NAME", "HOST", "PORT", "LOG_DIR"),
-        *("PREFILL", "DECODE", "AGGREGATED", "FRONTENDS", "START_TIMEOUT_S"),
+        *("PREFILL", "DECODE", "AGGREGATED", "FRONTENDS", "PROCESSES"),
+        *("START_TIMEOUT_S",),
         *("ROLE", "WORKER_ID", "LISTEN", "ANNOUNCE", "METRICS_PORT"),
         *("CAPTURE_HIDDEN_STATES", "CAPTURE_LAYERS"),
         *("WORKER", "WORKERS_FILE", "WORKERS_DNS", "REUSE_PORT"),
@@ -116,6 +117,7 @@ class TokenwireCommands:
     capture_folder: str | None = None  # where hidden states are saved
     capture_layers: str | None = None  # as the worker's option has them
     keys: Path | None = None  # folder of the pairs ``frontend`` and ``worker``
+    processes: str = "1"  # of each frontend, as its option has it
 
     def worker(self, spec: WorkerSpec, announce: Path) -> list[str]:
         """Return the command of a worker."""
@@ -149,6 +151,8 @@ class TokenwireCommands:
             command += ["--tool-call-parser", self.tool_call_parser]
         if self.reasoning_parser:
             command += ["--reasoning-parser", self.reasoning_parser]
+        if self.processes != "1":
+            command += ["--processes", self.processes]
         if self.num_frontends > 1:
             command.append("--reuse-port")
         if spec.name != FIRST_FRONTEND:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-__all__ = ["SILENCE_S", "Progress", "serving_text", "status_text"]
+__all__ = ["SILENCE_S", "Progress", "serving_text"]
 
 SILENCE_S = 5.0
 
@@ -65,16 +65,6 @@ class Progress:
     def elapsed_s(self, now: float) -> float:
         """Return for how long all this has been running."""
         return now - self._started_at
-
-
-def status_text(status: int) -> str:
-    """Return how a process ended, from its exit status (``-N`` for signal N)."""
-    if status >= 0:
-        return f"exit code {status}"
-    # Names by number: signal.Signals raises for real-time signals.
-    names = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT"}
-    names |= {7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-    return f"signal {-status}" + (f" ({names[-status]})" if -status in names else "")
 
 
 def serving_text(

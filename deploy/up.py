@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             host=settings.host,
             port=port,
             num_frontends=settings.frontends,
+            processes=settings.processes,
             engine_arguments=engine_arguments or ENGINE_ARGUMENTS[settings.engine],
             tool_call_parser=settings.tool_call_parser,
             reasoning_parser=settings.reasoning_parser,
@@ -169,6 +170,12 @@ def _parser() -> SettingsParser:
         help="workers that do both (default: one prefill and one decode worker)",
     )
     add("--frontends", type=count, default=1, metavar="N", help="(default: 1)")
+    add(
+        "--processes",
+        default="1",
+        metavar="N|auto",
+        help="processes of each frontend (default: 1)",
+    )
     add(
         "--tool-call-parser",
         metavar="NAME",

@@ -458,8 +458,18 @@ class HealthInstance(Answer):
     busy: str | UnsetType = UNSET  # the admin action under way
 
 
+class HealthProcess(Answer):
+    """One process of this frontend, as it last said within 2 s."""
+
+    process: Count  # its number
+    pid: Count
+    ready: bool
+    connections: Count
+
+
 class Health(Answer):
     """Whether generation can be served, and by whom."""
 
     status: Literal["ok", "unavailable"]
     instances: list[HealthInstance]
+    processes: list[HealthProcess] | UnsetType = UNSET  # with --processes

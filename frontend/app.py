@@ -17,6 +17,7 @@ from tokenwire.protocol.keys import INSECURE, KeyFileError
 from tokenwire.protocol.process import raise_file_limit
 from tokenwire.protocol.watchdog import watch_loop
 
+from .acceptor import SharedSite
 from .admin import AdminPlane
 from .admin_key import AdminKey
 from .config import Config, parse_config
@@ -27,11 +28,13 @@ from .metrics import Metrics
 from .model import ModelError, load_model
 from .parsers import ParserError, Parsers, load_parsers
 from .pool import Pool
+from .processes import run_processes
 from .resume_keys import ResumeKeys
 from .server import Server
+from .share import Share
 from .tokenizer import TextModel
 
-__all__ = ["main", "serve"]
+__all__ = ["log_as", "main", "run", "serve"]
 
 _log = logging.getLogger("tokenwire.frontend")
 
@@ -46,10 +49,31 @@ would be added to each of its turns (5.3 ms measured, 1.2 ms so)."""
 def main() -> None:
     """Run a frontend; the console script."""
     config = parse_config()
+    log_as(config)
+    if config.processes == 1:
+        run(config)
+        return
+    raise_file_limit()
+    try:
+        sys.exit(run_processes(config, sys.argv[1:]))
+    except OSError as error:
+        sys.exit(f"tokenwire-frontend: {error}")
+
+
+def log_as(config: Config, who: str = "") -> None:
+    """Log to standard error, each line with *who* before what."""
     logging.basicConfig(
         level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format=f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s",
     )
+
+
+def run(config: Config, share: Share | None = None) -> None:
+    """Run a frontend, or one process of it.
+
+    Raises:
+        SystemExit: It cannot start; one sentence says why.
+    """
     raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -73,7 +97,9 @@ def main() -> None:
             sys.stderr.write(f"tokenwire-frontend: {error}\n")
             sys.exit(2)  # a bad setting, as from the option parser
     try:
-        uvloop.run(serve(config, model, keyring, admin_key, resume_keys, parsers))
+        uvloop.run(
+            serve(config, model, keyring, admin_key, resume_keys, parsers, share)
+        )
     except OSError as error:
         sys.exit(f"tokenwire-frontend: {error}")
     finally:
@@ -87,8 +113,11 @@ async def serve(
     admin_key: AdminKey,
     resume_keys: ResumeKeys,
     parsers: Parsers | None = None,
+    share: Share | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let requests end; a second signal forces.
+
+    One of several processes (*share*) also ends with its parent, at once.
 
     Raises:
         OSError: The address cannot be listened on.
@@ -98,6 +127,10 @@ async def serve(
 
     def on_signal() -> None:
         (force if stop.is_set() else stop).set()
+
+    def on_alone() -> None:
+        stop.set()
+        force.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -115,22 +148,17 @@ async def serve(
         routing=config.routing,
         keyring=keyring,
     )
-    server = Server(
-        config, model, pool, metrics, int(time.time()), parsers, resume_keys
-    )
+    started = int(time.time()) if share is None else share.started
+    server = Server(config, model, pool, metrics, started, parsers, resume_keys, share)
     runners = [_runner(server.application())]
     try:
-        host, port = await _listen(
-            runners[0], config.host, config.port, reuse_port=config.reuse_port
-        )
-        _log.info("listening on http://%s:%s", host, port)
-        if config.admin.port is not None:
+        await _open(config, runners[0], share)
+        if config.admin.port is not None and (share is None or share.admin_listeners):
             plane = AdminPlane(
                 config.admin, admin_key, pool, metrics, server.models, server.health
             )
             runners.append(_runner(plane.application(server.errors)))
-            host, port = await _listen(runners[1], config.admin.host, config.admin.port)
-            _log.info("admin plane on http://%s:%s", host, port)
+            await _open_admin(config, runners[1], share)
         # What start-up made stays: full collections need not walk over it again.
         gc.collect()
         gc.freeze()
@@ -140,7 +168,12 @@ async def serve(
                 tasks.create_task(discover(config, pool.set_endpoints)),
                 tasks.create_task(watch_loop(config.heartbeat_timeout_s)),
             ]
+            if share is not None:
+                speaking = share.run(server.is_ready, metrics.exposition, on_alone)
+                background.append(tasks.create_task(speaking))
             await stop.wait()
+            if share is not None:
+                share.sit(ready=False)  # the others take what comes now
             await server.intake.drain(config.shutdown_timeout_s, force)
             for task in background:
                 task.cancel()
@@ -157,6 +190,32 @@ def _runner(app: web.Application) -> Runner:
         access_log=None,
         shutdown_timeout=1.0,  # requests had their time before
     )
+
+
+async def _open(config: Config, runner: Runner, share: Share | None) -> None:
+    """Take connections, on a socket of our own or on those that were inherited."""
+    if share is None:
+        host, port = await _listen(
+            runner, config.host, config.port, reuse_port=config.reuse_port
+        )
+        _log.info("listening on http://%s:%s", host, port)
+        return
+    runner.on_count = share.count
+    await runner.setup()
+    share.sit(ready=False)
+    for listener in share.listeners:
+        await SharedSite(runner, listener, share.turn).start()
+
+
+async def _open_admin(config: Config, runner: Runner, share: Share | None) -> None:
+    """The same for the admin plane, which one process has."""
+    if share is None:
+        host, port = await _listen(runner, config.admin.host, config.admin.port or 0)
+        _log.info("admin plane on http://%s:%s", host, port)
+        return
+    await runner.setup()
+    for listener in share.admin_listeners:
+        await web.SockSite(runner, listener).start()
 
 
 async def _listen(

@@ -22,6 +22,7 @@ from tokenwire.protocol.settings import (
 )
 
 from .admin_settings import AdminSettings, add_admin_options, admin_settings
+from .cores import allowed_cores
 from .disaggregation import MAX_QUEUED_TOKENS, MIN_UNCACHED_TOKENS, RemotePrefill
 from .nvext import Placement
 from .parsers import ParserChoice
@@ -50,6 +51,10 @@ well below what is promised for the first token: they turn away after about 10 s
 and batch jobs send all at once and wait: a minute serves both, if neither well."""
 
 
+MAX_PROCESSES = 64
+"""A typing error must not start a thousand; each has a link to every worker."""
+
+
 class Config(msgspec.Struct, frozen=True):
     """What a frontend runs with."""
 
@@ -58,6 +63,7 @@ class Config(msgspec.Struct, frozen=True):
     host: str
     port: int
     reuse_port: bool
+    processes: int  # that serve; 1: the one that is started
     workers: tuple[str, ...]  # endpoints
     workers_file: str | None
     workers_dns: str | None  # NAME:PORT
@@ -114,6 +120,14 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         "--reuse-port",
         action="store_true",
         help="share the port with other frontends on this machine",
+    )
+    add(
+        "--processes",
+        type=_processes,
+        default=1,
+        metavar="N|auto",
+        help="processes that serve the port, each with the bounds below; auto, or 0: one "
+        "for each core that this one may use (default: 1)",
     )
     add(
         "--worker",
@@ -225,6 +239,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         host=given.host,
         port=given.port,
         reuse_port=given.reuse_port,
+        processes=given.processes,
         workers=tuple(given.worker),
         workers_file=given.workers_file,
         workers_dns=given.workers_dns,
@@ -396,6 +411,14 @@ def _add_parsers(parser: SettingsParser) -> None:
         metavar="FILE",
         help="Python file that registers more parsers of reasoning",
     )
+
+
+def _processes(text: str) -> int:
+    number = 0 if text == "auto" else whole_number(0)(text)
+    if number > MAX_PROCESSES:
+        msg = f"{text} is above {MAX_PROCESSES}"
+        raise argparse.ArgumentTypeError(msg)
+    return number or min(allowed_cores(), MAX_PROCESSES)
 
 
 def _name_and_port(text: str) -> str:

@@ -7,6 +7,7 @@ servers are used here (aiohttp 3.14), and in no other module.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -27,18 +28,45 @@ MAX_REASON_CHARS = 200
 class Runner(web.AppRunner):
     """Runs an application whose every error has OpenAI's shape."""
 
+    on_count: Callable[[int], None] | None = None
+    """Called with the number of connections, whenever it changes."""
+
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
-        return _Server(
+        server = _Server(
             _answering(plain.request_handler),
             request_factory=plain.request_factory,
             handler_cancellation=plain.handler_cancellation,
             **plain._kwargs,  # pyright: ignore[reportPrivateUsage]
         )
+        server.on_count = self.on_count
+        return server
 
 
 class _Server(web.Server):
     """Makes a handler of ours for each connection."""
+
+    on_count: Callable[[int], None] | None = None
+    num_connections = 0
+
+    def connection_made(
+        self, handler: RequestHandler, transport: asyncio.Transport
+    ) -> None:
+        """Count it."""
+        super().connection_made(handler, transport)
+        self._counted(1)
+
+    def connection_lost(
+        self, handler: RequestHandler, exc: BaseException | None = None
+    ) -> None:
+        """Count it no more, though its handler may still have something to end."""
+        super().connection_lost(handler, exc)
+        self._counted(-1)
+
+    def _counted(self, change: int) -> None:
+        self.num_connections += change
+        if self.on_count is not None:
+            self.on_count(self.num_connections)
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)

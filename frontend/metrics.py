@@ -13,6 +13,7 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
@@ -112,6 +113,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
+        ProcessCollector(registry=self.registry)
         histograms = _Histograms()
         self.registry.register(histograms)
         add = histograms.add
@@ -249,6 +251,22 @@ class Metrics:
             "tokenwire_requests_limit",
             "Sequences of this frontend that the workers have room for, as last read.",
             registry=self.registry,
+        )
+
+        self._processes()
+
+    def _processes(self) -> None:
+        """Tell of the processes as one that is alone; several are told of by ``pages``."""
+        prefix = "tokenwire_frontend_process"
+        processes = {
+            f"{prefix}es": "Processes of this frontend, as configured.",
+            f"{prefix}es_answering": "Those whose gauges are on this page.",
+        }
+        for name, text in processes.items():
+            Gauge(name, text, registry=self.registry).set(1)
+        self._counter(
+            f"{prefix}_restarts",
+            "Processes of this frontend that have ended and were started again.",
         )
 
     def watch(self, name: str, text: str, role: str, read: Callable[[], float]) -> None:

@@ -40,6 +40,7 @@ from .schema import (
     CompletionRequest,
 )
 from .session import Session
+from .share import Share
 from .tokenizer import TextModel
 from .tokens import detokenize, render_chat, render_completion, tokenize
 
@@ -74,8 +75,10 @@ class Server:
         started: int,  # Unix seconds
         parsers: Parsers | None = None,
         resume_keys: ResumeKeys | None = None,
+        share: Share | None = None,
     ) -> None:
         self._config = config
+        self._share = share
         self._policy = replace(
             config.policy,
             parsers=parsers,
@@ -223,28 +226,39 @@ class Server:
         del request
         return _json({"status": "live"})
 
+    def is_ready(self) -> bool:
+        """Return whether this process can serve a request."""
+        return self._pool.ready and not self.intake.draining
+
+    def _any_is_ready(self) -> bool:
+        """The same of this frontend: where one process cannot, connections go to others."""
+        return self.is_ready() or (self._share is not None and self._share.is_ready())
+
     async def _ready(self, request: web.Request) -> web.Response:
         del request
-        ready = self._pool.ready and not self.intake.draining
+        ready = self._any_is_ready()
         workers = {role.value: len(self._pool.usable(role)) for role in Role}
         return _json({"ready": ready, "workers": workers}, 200 if ready else 503)
 
     async def health(self, request: web.Request) -> web.Response:
         """Answer ``/health``: whether it can serve, and each worker's state."""
         del request
-        ready = self._pool.ready and not self.intake.draining
-        body = {
+        ready = self._any_is_ready()
+        body: dict[str, object] = {
             "status": "ok" if ready else "unavailable",
             "instances": self._pool.instances(),
         }
+        if self._share is not None:
+            body["processes"] = self._share.seats()
         return _json(body, 200 if ready else 503)
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         del request
         # First the workers': how their answers came is counted.
         engines = await self._engine_metrics.page()
-        body = self._metrics.exposition() + engines
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        share = self._share
+        own = self._metrics.exposition() if share is None else await share.page()
+        return web.Response(body=own + engines, headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, request: web.Request) -> web.Response:
         del request

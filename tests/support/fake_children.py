@@ -21,8 +21,8 @@ from ports import free_port
 from support.awake import STANDSTILL_S, within
 from tokenwire.deploy import up
 from tokenwire.deploy.plan import FrontendSpec, Plan, WorkerSpec
-from tokenwire.deploy.restart import RestartPolicy
 from tokenwire.deploy.supervisor import Supervisor, Timing
+from tokenwire.protocol.restart import RestartPolicy
 
 LIMIT_S = 60.0
 """For what takes a second: a machine under load must not fail a test."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tokenwire.frontend.config import parse_config as frontend_config
 from tokenwire.frontend.disaggregation import PrefillPlace
+from tokenwire.frontend.gauges import watch_workers
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
+from tokenwire.frontend.pool import Pool
 from tokenwire.worker.config import parse_config as worker_config
 from tokenwire.worker.metrics import Metrics as WorkerMetrics
 
@@ -38,7 +42,9 @@ def test_metrics_exist() -> None:
     """Those that we export."""
     registry = CollectorRegistry()
     WorkerMetrics("m", registry)
-    pages = FrontendMetrics().exposition() + generate_latest(registry)
+    frontend = FrontendMetrics()
+    watch_workers(frontend, cast("Pool", SimpleNamespace(usable=lambda _: ())))
+    pages = frontend.exposition() + generate_latest(registry)
     types = re.findall(r"# TYPE (\S+) (\S+)", pages.decode())
     known = {name for name, _ in types}
 

@@ -162,6 +162,14 @@ def test_frontend_command(num_frontends: int, *, shared: bool) -> None:
     assert ("--reuse-port" in command) is shared
 
 
+def test_frontends_of_several_processes() -> None:
+    """Each frontend gets the option as it is; without it, the frontend decides."""
+    commands = replace(COMMANDS, processes="auto")
+    spec = planned(1, 1, None, commands=commands).frontends[0]
+    command = commands.frontend(spec, Path("/run/workers.json"))
+    assert command[-2:] == ["--processes", "auto"]
+
+
 def test_one_frontend_has_the_admin_plane() -> None:
     """The first: its port cannot be shared."""
     commands = replace(COMMANDS, num_frontends=3)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-import pytest
-
-from tokenwire.deploy.progress import Progress, serving_text, status_text
+from tokenwire.deploy.progress import Progress, serving_text
 
 
 def test_one_line_per_change() -> None:
@@ -41,20 +39,6 @@ def test_no_lines_once_all_is_up() -> None:
     progress = Progress(["prefill-0"], 0.0)
     progress.up("prefill-0", 1.0)
     assert progress.silence(1_000.0) is None
-
-
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        (0, "exit code 0"),
-        (3, "exit code 3"),
-        (-9, "signal 9 (SIGKILL)"),
-        (-40, "signal 40"),
-    ],
-)
-def test_status_text(status: int, text: str) -> None:
-    """An exit status is told as an exit code or as a signal with its name."""
-    assert status_text(status) == text
 
 
 def test_the_serving_text_can_be_pasted() -> None:

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 from support.fake_children import gone, starting
-from tokenwire.deploy.restart import RestartPolicy
 from tokenwire.deploy.supervisor import Timing
+from tokenwire.protocol.restart import RestartPolicy
 
 
 async def test_starts_announces_and_says_how_to_try(tmp_path: Path) -> None:

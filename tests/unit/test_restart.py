@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tokenwire.deploy.restart import Again, GiveUp, RestartPolicy, Restarts
+from tokenwire.protocol.restart import (
+    Again,
+    GiveUp,
+    RestartPolicy,
+    Restarts,
+    status_text,
+)
 
 
 def test_backs_off_and_stays_bounded() -> None:
@@ -44,3 +50,17 @@ def test_a_stable_time_forgives(up_for_s: float, delay_s: float) -> None:
     restarts.ended(1.0, 1)
     restarts.up(100.0)
     assert restarts.ended(100.0 + up_for_s, 1) == Again(delay_s)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-9, "signal 9 (SIGKILL)"),
+        (-40, "signal 40"),
+    ],
+)
+def test_status_text(status: int, text: str) -> None:
+    """An exit status is told as an exit code or as a signal with its name."""
+    assert status_text(status) == text

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BAD_SETTINGS", "Again", "GiveUp", "RestartPolicy", "Restarts"]
+__all__ = [
+    "BAD_SETTINGS",
+    "Again",
+    "GiveUp",
+    "RestartPolicy",
+    "Restarts",
+    "status_text",
+]
 
 BAD_SETTINGS = 2
 """Exit code of our commands (and of argparse) for a bad setting."""
@@ -70,3 +77,13 @@ class Restarts:
         exponent = min(self._num_failures - 1, 32)
         delay_s = self._policy.first_delay_s * 2.0**exponent
         return Again(min(delay_s, self._policy.max_delay_s))
+
+
+def status_text(status: int) -> str:
+    """Return how a process ended, from its exit status (``-N`` for signal N)."""
+    if status >= 0:
+        return f"exit code {status}"
+    # Names by number: signal.Signals raises for real-time signals.
+    names = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT"}
+    names |= {7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+    return f"signal {-status}" + (f" ({names[-status]})" if -status in names else "")
