@@ -33,6 +33,7 @@ LARGEST = frozenset(
         "tokenwire_num_requests_running",
         "tokenwire_num_requests_waiting",
         "tokenwire_kv_cache_usage_perc",
+        "tokenwire_kv_index_blocks",
     }
 )
 """Gauges of what all processes see: the workers."""

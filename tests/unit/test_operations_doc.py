@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from support.no_workers import no_workers
 from tokenwire.frontend.config import parse_config as frontend_config
 from tokenwire.frontend.disaggregation import PrefillPlace
 from tokenwire.frontend.gauges import watch_workers
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
-from tokenwire.frontend.pool import Pool
 from tokenwire.worker.config import parse_config as worker_config
 from tokenwire.worker.metrics import Metrics as WorkerMetrics
 
@@ -43,7 +41,7 @@ def test_metrics_exist() -> None:
     registry = CollectorRegistry()
     WorkerMetrics("m", registry)
     frontend = FrontendMetrics()
-    watch_workers(frontend, cast("Pool", SimpleNamespace(usable=lambda _: ())))
+    watch_workers(frontend, no_workers())
     pages = frontend.exposition() + generate_latest(registry)
     types = re.findall(r"# TYPE (\S+) (\S+)", pages.decode())
     known = {name for name, _ in types}

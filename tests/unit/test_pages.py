@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
-from typing import cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.no_workers import no_workers
 from tokenwire.frontend.gauges import watch_workers
 from tokenwire.frontend.metrics import Metrics
 from tokenwire.frontend.pages import LARGEST, OWN, SUMMED, Books
-from tokenwire.frontend.pool import Pool
 
 
 def samples(page: str) -> dict[str, float]:
@@ -113,6 +111,6 @@ def test_a_gauge_without_a_rule_is_each_processs_own() -> None:
     assert samples(books.page({0, 1})) == {"g{process=0}": 5, "g{process=1}": 5}
 
     metrics = Metrics()
-    watch_workers(metrics, cast("Pool", SimpleNamespace(usable=lambda _: ())))
+    watch_workers(metrics, no_workers())
     gauges = set(re.findall(r"# TYPE (tokenwire_\S+) gauge", text(metrics)))
     assert gauges == SUMMED | LARGEST | OWN - {RESTARTS}
