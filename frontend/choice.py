@@ -92,6 +92,7 @@ class Choice:
         "_last_at",
         "_logprobs",
         "_metrics",
+        "_observe_gap",
         "_on_end",
         "_prompt_only",
         "_resumable",
@@ -133,6 +134,7 @@ class Choice:
         self._broke = broke  # told of a bug: no end may come
         self._on_end = on_end  # told at once, also while deltas are held
         self._metrics = metrics
+        self._observe_gap = metrics.inter_token_latency.observe
         self._clock = clock
         self._last_at = 0.0
         self._held = True
@@ -148,7 +150,7 @@ class Choice:
         try:
             now = self._clock()
             if self._last_at:
-                self._metrics.inter_token_latency.observe(now - self._last_at)
+                self._observe_gap(now - self._last_at)
             else:
                 self._metrics.time_to_first_token.observe(now - self.started_at)
             self._last_at = now

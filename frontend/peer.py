@@ -41,16 +41,12 @@ class Peer:
         self.prefixes = Prefixes()  # what may be there, where it tells nothing
         self.num_open_at_load = 0  # requests of this frontend when it came
         self._num_tokens_at_load = 0  # of their prompts
+        self.weight_version: str | None = None  # of its weights, once it is known
 
     @property
     def worker_id(self) -> str:
         """The worker's own name, or its address while that is unknown."""
         return self.card.worker_id if self.card is not None else self.endpoint
-
-    @property
-    def weight_version(self) -> str | None:
-        """What the worker calls its weights; None while it is unknown."""
-        return self.status.weight_version if self.card is not None else None
 
     @property
     def stands(self) -> bool:
@@ -107,6 +103,7 @@ class Peer:
         self.forget_blocks()
         if self._index is not None and KV_EVENTS in card.capabilities:
             self.blocks = self._index.join()
+        self.weight_version = self.status.weight_version
         room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
         self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
         self.num_open_at_load = self._num_tokens_at_load = 0
@@ -145,6 +142,7 @@ class Peer:
         if status.cache_epoch != self.status.cache_epoch:
             self.prefixes.forget()
         self.status = status
+        self.weight_version = status.weight_version
 
     def told_load(self, load: Load, num_open: int, num_prompt_tokens: int) -> None:
         """Take a Load.

@@ -41,6 +41,7 @@ from .schema import (
 )
 from .session import Session
 from .share import Share
+from .sse import OUTGOING, Outgoing
 from .tokenizer import TextModel
 from .tokens import detokenize, render_chat, render_completion, tokenize
 
@@ -104,6 +105,7 @@ class Server:
         app = web.Application(
             middlewares=[self.errors], client_max_size=self._config.max_body_bytes
         )
+        app[OUTGOING] = Outgoing()
         app.router.add_post(CHAT, self._chat)
         app.router.add_post(COMPLETIONS, self._completions)
         app.router.add_post("/inference/v1/generate", self._tokens_out)

@@ -78,20 +78,13 @@ class _Shape:
             prefix = self._prefix + b"%d," % index + self._text_key
             self._plain_prefixes[index] = prefix
         if not self._ids:
-            return b"%s%s%s" % (prefix, _json(text), self._plain_end)
+            return b"".join((prefix, _json(text), self._plain_end))
         if len(token_ids) != 1:
             return self.chunk(index, Delta(text, token_ids, None, None), b"")
-        [token_id] = token_ids
-        if self._native_ids:
-            return b"%s%s%s%d%s%d]}}\n\n" % (
-                prefix,
-                _json(text),
-                self._before_native_id,
-                token_id,
-                self._before_id,
-                token_id,
-            )
-        return b"%s%s%s%d]}}\n\n" % (prefix, _json(text), self._before_id, token_id)
+        token_id = _json(token_ids[0])
+        native = (self._before_native_id, token_id) if self._native_ids else ()
+        parts = (prefix, _json(text), *native, self._before_id, token_id, b"]}}\n\n")
+        return b"".join(parts)
 
     def chunk(self, index: int, delta: Delta, usage_json: bytes) -> bytes:
         """Return the event of *delta*; empty if there is nothing to say."""

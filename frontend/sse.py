@@ -2,6 +2,10 @@
 
 aiohttp's ``StreamResponse.write`` is a coroutine; awaiting it per token costs more
 than making the token's chunk. Headers, end and draining stay aiohttp's.
+
+A write to a socket costs as much as all else that a token takes. So events wait until
+what has come from the workers is read, and each stream's leave in one write: one event a
+write where the frontend keeps up, several where steps have piled up meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +18,14 @@ from aiohttp import web
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DONE", "EventStream", "LivelyStream", "error_event"]
+__all__ = [
+    "DONE",
+    "OUTGOING",
+    "EventStream",
+    "LivelyStream",
+    "Outgoing",
+    "error_event",
+]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -26,6 +37,34 @@ PING = b": ping\n"
 """A comment, without the empty line that would end an event: OpenAI's client would take
 that for one without data, and fail."""
 
+_CRLF = b"\r\n"
+_CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(1024))
+"""What stands before an HTTP chunk of so many bytes; a token's has 200 to 400."""
+
+
+class Outgoing:
+    """The streams with events to write, on the event loop's next turn."""
+
+    __slots__ = ("_streams",)
+
+    def __init__(self) -> None:
+        self._streams: list[EventStream] = []
+
+    def add(self, stream: EventStream) -> None:
+        """Have *stream* written when the callback that runs now has returned."""
+        if not self._streams:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._streams.append(stream)
+
+    def _write(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.flush()
+
+
+OUTGOING = web.AppKey("outgoing", Outgoing)
+"""Where an application has the one that its streams share."""
+
 
 class EventStream:
     """An event stream to one client.
@@ -36,6 +75,9 @@ class EventStream:
 
     def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
         self._request = request
+        self._outgoing = request.app[OUTGOING]
+        self._pending: list[bytes] = []  # parts of what is to be written
+        self._keeps_up = True  # the client did when something was last written
         self._response = web.StreamResponse(headers=headers)
         self._response.content_type = "text/event-stream"
         self._response.charset = "utf-8"
@@ -63,14 +105,30 @@ class EventStream:
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, data: bytes) -> bool:
-        """Send events; returns whether the client keeps up."""
+        """Send events; returns whether the client keeps up. Called per token."""
+        pending = self._pending
+        if not pending:
+            self._outgoing.add(self)
+        if self._chunked:
+            pending.append(_chunk_head(len(data)))
+            pending.append(data)
+            pending.append(_CRLF)
+        else:
+            pending.append(data)
+        return self._keeps_up
+
+    def flush(self) -> None:
+        """Write what was sent, now."""
+        pending = self._pending
+        if not pending:
+            return
+        data = b"".join(pending)
+        pending.clear()
         transport = self._transport
         if transport is None or transport.is_closing():
-            return True  # the handler is about to be cancelled
-        if self._chunked:
-            data = b"%x\r\n%s\r\n" % (len(data), data)
+            return  # the handler is about to be cancelled
         transport.write(data)
-        return not self._protocol.writing_paused
+        self._keeps_up = not self._protocol.writing_paused
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until the client has read.
@@ -79,11 +137,13 @@ class EventStream:
             TimeoutError: It has not within *timeout_s*.
             ConnectionError: It is gone.
         """
+        self.flush()
         # StreamResponse.drain is deprecated, and its write waits only now and then.
         writer = self._response._payload_writer  # pyright: ignore[reportPrivateUsage]
         if writer is not None:
             async with asyncio.timeout(timeout_s):
                 await writer.drain()
+        self._keeps_up = True
 
     async def close(self, timeout_s: float) -> web.StreamResponse:
         """End the response; returns it for aiohttp.
@@ -91,6 +151,7 @@ class EventStream:
         Raises:
             TimeoutError: The client has not read the last of it within *timeout_s*.
         """
+        self.flush()
         async with asyncio.timeout(timeout_s):
             await self._response.write_eof()
         return self._response
@@ -146,6 +207,10 @@ class LivelyStream(EventStream):
             if not self._protocol.writing_paused:  # else there is something to read
                 self.send(PING)
         self._timer = self._loop.call_at(self._sent_at + PING_S, self._look)
+
+
+def _chunk_head(size: int) -> bytes:
+    return _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
 
 
 def error_event(body: bytes) -> bytes:

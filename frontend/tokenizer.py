@@ -98,11 +98,15 @@ class TextModel:
         decoder = json.loads(tokenizer.to_str())["decoder"]
         self._bytes = byte_pieces(vocabulary, decoder)
         self._shown_bytes: list[bytes] | None = None  # without special tokens
+        self._texts: list[str | None] = []  # what both read as, where that is known
+        self._shown_texts: list[str | None] = []
         if self._bytes is not None:
             self._shown_bytes = [
                 b"" if token_id in self.special_ids else piece
                 for token_id, piece in enumerate(self._bytes)
             ]
+            self._texts = [None] * len(self._bytes)
+            self._shown_texts = [None] * len(self._bytes)
         self._pieces = sentence_pieces(vocabulary, decoder)
         self._unknown = frozenset[int]()  # padding rows of the model's embedding
         if self._bytes is None and self._pieces is None:
@@ -229,7 +233,8 @@ class TextModel:
         """Return a fresh detokenizer for the output that follows a prompt."""
         pieces = self._shown_bytes if skip_special_tokens else self._bytes
         if pieces is not None:
-            return ByteDetokenizer(pieces)
+            texts = self._shown_texts if skip_special_tokens else self._texts
+            return ByteDetokenizer(pieces, texts)
         skip = self.special_ids if skip_special_tokens else frozenset[int]()
         if self._pieces is not None:
             return PieceDetokenizer(self._pieces, skip, prompt_token_ids)

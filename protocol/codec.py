@@ -129,7 +129,13 @@ def decode_from_worker(data: bytes | memoryview) -> FromWorker:
             msg = f"$: a Batch of {num_items} items, the limit is {MAX_BATCH_ITEMS}"
             raise MalformedMessage(msg)
         for position, item in enumerate(message.tokens):
-            _check_tokens(item, position)
+            # One id, as most have: once per request and engine step.
+            if (
+                len(item.token_ids) != TOKEN_BYTES
+                or item.index < 0
+                or item.logprobs is not None
+            ):
+                _check_tokens(item, position)
         for position, end in enumerate(message.finished):
             _check_finished(end, f"$.finished[{position}]")
     elif isinstance(message, OrphanedKV | AdminDone):
@@ -163,11 +169,17 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
         raise MalformedMessage(str(error)) from error
 
 
+_MAX_BYTES: dict[type, int] = {
+    **dict.fromkeys(
+        (Submit, ReleaseKV, OrphanedKV, Batch, Recalled), MAX_MESSAGE_BYTES
+    ),
+    MetricsText: MAX_METRICS_BYTES,
+}
+"""Of those that carry tokens, a hand-over or a page; the others have less to say."""
+
+
 def _check_size(message: FromFrontend | FromWorker, size: int) -> None:
-    carries = isinstance(message, Submit | ReleaseKV | OrphanedKV | Batch | Recalled)
-    limit = MAX_MESSAGE_BYTES if carries else MAX_CONTROL_BYTES
-    if isinstance(message, MetricsText):
-        limit = MAX_METRICS_BYTES
+    limit = _MAX_BYTES.get(type(message), MAX_CONTROL_BYTES)
     if size > limit:
         msg = f"{type(message).__name__} has {size} bytes, the limit is {limit}"
         raise MessageTooLarge(msg)
@@ -223,7 +235,6 @@ def _check_hashes(message: KVBlocks) -> None:
 
 
 def _check_tokens(item: Tokens, position: int) -> None:
-    # Once per request and engine step, so the path is built only when it is needed.
     size = len(item.token_ids)
     if item.index < 0 or size % TOKEN_BYTES or not size:
         msg = f"$.tokens[{position}]: index {item.index} with {size} bytes of ids"

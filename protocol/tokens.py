@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from struct import Struct
 
 from .errors import MalformedMessage
 
@@ -14,6 +15,8 @@ TOKEN_BYTES = 4
 """Bytes of one packed id. Vocabularies are below 2**32; vLLM's ids are int32."""
 
 _SWAP = sys.byteorder != "little"
+
+_unpack_one = Struct("<I").unpack
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
@@ -35,7 +38,7 @@ def unpack_ids(packed: bytes) -> list[int]:
         MalformedMessage: The length is not a whole number of ids.
     """
     if len(packed) == TOKEN_BYTES:  # one token of a stream: half the time
-        return [int.from_bytes(packed, "little")]
+        return list(_unpack_one(packed))
     _check_whole(packed)
     values = array("I")
     values.frombytes(packed)

@@ -62,7 +62,10 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {**TEXT, "echo": True}),
     ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}),
     ("/v1/chat/completions", {"messages": []}),
-    ("/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"seed": 1}}),
+    (
+        "/inference/v1/generate",
+        {"token_ids": [5, 6], "sampling_params": {"seed": 1, "max_tokens": 40}},
+    ),
     ("/tokenize", {"prompt": "hi"}),
     ("/detokenize", {"tokens": [5, 6]}),
 ]

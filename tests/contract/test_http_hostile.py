@@ -13,7 +13,7 @@ from aiohttp import web
 
 from support.awake import within
 from support.stack import Stack, eventually, stack
-from tokenwire.frontend.sse import EventStream
+from tokenwire.frontend.sse import OUTGOING, EventStream, Outgoing
 
 IDS: dict[str, Any] = {"return_token_ids": True}
 
@@ -175,6 +175,7 @@ async def test_the_last_of_a_stream_waits_for_a_reader_within_its_bound() -> Non
         return web.Response()
 
     app = web.Application()
+    app[OUTGOING] = Outgoing()
     app.router.add_get("/", handler)
     runner = web.AppRunner(app)
     await runner.setup()

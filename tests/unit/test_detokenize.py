@@ -76,6 +76,16 @@ def test_a_prompt_that_ends_inside_a_character_does_not_leak() -> None:
     assert text == "\N{REPLACEMENT CHARACTER}"
 
 
+def test_known_texts_do_not_count_inside_a_character() -> None:
+    """Bytes that are text by themselves end a character that is not whole."""
+    texts: list[str | None] = [None, None, None]
+    for expected in ("a\N{REPLACEMENT CHARACTER}aé", "a\N{REPLACEMENT CHARACTER}aé"):
+        one = ByteDetokenizer([b"a", b"\xc3", b"\xa9"], texts)
+
+        assert "".join([*map(one.feed, [0, 1, 0, 1, 2]), one.flush()]) == expected
+    assert texts == ["a", None, None]
+
+
 def test_ids_above_the_tokenizer_are_silent() -> None:
     """Padding rows of an embedding have no text, and harm nothing."""
     detokenizer = ByteDetokenizer([b"a"])
