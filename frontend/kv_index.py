@@ -12,8 +12,8 @@ Laws:
 - A worker that was lost, restarted or emptied counts nothing from that moment on, however
   many blocks it had: its bit is not looked at any more, and is given to another worker
   only after it was taken out of every block (``sweep``).
-- There are at most ``max_blocks`` blocks, and as many promises. When it is full, what has
-  not been stored or found for longest goes first, the end of a sequence before its head.
+- There are at most ``max_blocks`` blocks, and ``MAX_PROMISES``. When it is full, what has
+  not been stored or found for longest goes first, roughly.
 - It is a hint about where a prompt is cheapest, never about what comes out.
 """
 

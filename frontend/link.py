@@ -173,8 +173,11 @@ class Link(Peer):
 
         The worker's own count includes other frontends' but is up to a second old: what
         of it was this frontend's is known as it is now, without what should be cached.
+        Of others' prompts as much should be cached as of this frontend's.
         """
-        return self._open.num_uncached_tokens + self.num_others_tokens
+        opened = self._open
+        others = round(self.num_others_tokens * opened.uncached_share)
+        return opened.num_uncached_tokens + others
 
     @property
     def usable(self) -> bool:

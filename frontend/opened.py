@@ -11,6 +11,10 @@ from .reply import Reply
 __all__ = ["OpenRequests"]
 
 
+_MAX_SENT = 262_144
+"""Prompt tokens behind which what was sent before counts half: some hundred requests."""
+
+
 class _Open:
     """An open request: its reply and the order of what it got."""
 
@@ -43,12 +47,20 @@ class _Open:
 class OpenRequests:
     """Requests that were sent to one worker and have not ended."""
 
-    __slots__ = ("_open", "num_prompt_tokens", "num_uncached_tokens")
+    __slots__ = (
+        "_num_sent",
+        "_num_sent_uncached",
+        "_open",
+        "num_prompt_tokens",
+        "num_uncached_tokens",
+    )
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
         self.num_prompt_tokens = 0  # of those that have not begun
         self.num_uncached_tokens = 0  # of these, what the worker has to compute
+        self._num_sent = 0  # prompt tokens of late
+        self._num_sent_uncached = 0  # of these, what it had to compute
 
     def __len__(self) -> int:
         return len(self._open)
@@ -90,6 +102,16 @@ class OpenRequests:
         self._open[message.request_id] = entry
         self.num_prompt_tokens += num_tokens
         self.num_uncached_tokens += num_uncached
+        self._num_sent += num_tokens
+        self._num_sent_uncached += num_uncached
+        if self._num_sent > _MAX_SENT:
+            self._num_sent //= 2
+            self._num_sent_uncached //= 2
+
+    @property
+    def uncached_share(self) -> float:
+        """How much of the prompts that were sent there of late it had to compute."""
+        return self._num_sent_uncached / self._num_sent if self._num_sent else 1.0
 
     def began(self, request_id: str) -> None:
         """Take note that a request has its first token: its prompt is computed."""

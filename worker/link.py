@@ -130,6 +130,8 @@ class Link:
         Raises:
             MessageTooLarge: It is above ``MAX_MESSAGE_BYTES``.
         """
+        if self._socket.closed:
+            return False  # a timer that was set before
         data = encode(message)
         try:
             self._socket.send_multipart((identity, data), zmq.NOBLOCK)

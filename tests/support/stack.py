@@ -37,6 +37,7 @@ from tokenwire.protocol.messages import (
     CAPTURE,
     CAPTURE_TOLD,
     JOURNAL,
+    KV_EVENTS,
     METRICS,
     ORPHANED_KV,
     PROTOCOL_VERSION,
@@ -49,6 +50,7 @@ from tokenwire.worker.config import JOURNAL_BYTES, JOURNAL_LIFE_S
 from tokenwire.worker.exposition import Exposition
 from tokenwire.worker.gate import Gate
 from tokenwire.worker.journal import Journal
+from tokenwire.worker.kv_blocks import CachedBlocks
 from tokenwire.worker.link import Link
 from tokenwire.worker.metrics import Metrics as WorkerMetrics, engine_families
 from tokenwire.worker.service import Bounds, Service
@@ -150,6 +152,7 @@ class SimWorker:
         listen: str = "tcp://127.0.0.1:0",
         capture: CaptureSettings | None = None,
         journal_bytes: int = JOURNAL_BYTES,
+        kv_events: bool = False,
     ) -> None:
         self._journal_bytes = journal_bytes
         self.journal = Journal(journal_bytes, JOURNAL_LIFE_S)
@@ -157,12 +160,14 @@ class SimWorker:
         saves = capture is not None and role is not Role.DECODE
         self.captures = Captures(capture) if capture is not None and saves else None
         self._sweeping: asyncio.Task[None] | None = None
+        self.blocks = CachedBlocks() if kv_events else None
         self.engine = SimEngine(
             model=str(model),
             role=role,
             options=parse_options(options),
             timers=timers,
             captures=self.captures,
+            blocks=self.blocks,
         )
         gate = None if keys is None else Gate(keys)
         self.link = Link(listen, gate=gate)
@@ -213,6 +218,7 @@ class SimWorker:
                 STATUS,
                 *([CAPTURE, CAPTURE_TOLD] if self.captures else []),
                 *([JOURNAL] if self._journal_bytes else []),
+                *([KV_EVENTS] if info.tells_blocks else []),
             ],
             "hidden_state_layers": self._layers,
             "connector_compatibility": info.connector_compatibility,
@@ -228,6 +234,7 @@ class SimWorker:
             bounds=self._bounds,
             exposition=Exposition(partial(engine_families, registry)),
             captures=self.captures,
+            blocks=self.blocks,
             journal=self.journal,
         )
         self.link.start(self.service)
