@@ -52,9 +52,7 @@ class ByteDetokenizer:
                 in here, and shared by all detokenizers of the same pieces.
         """
         self._pieces = pieces
-        if texts is None:
-            texts = [None] * len(pieces)
-        self._texts = texts
+        self._texts: list[str | None] = [None] * len(pieces) if texts is None else texts
         self._rest = b""  # of a character that is not whole
 
     def feed(self, token_id: int) -> str:
