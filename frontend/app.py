@@ -128,13 +128,19 @@ async def serve(
     def on_signal() -> None:
         (force if stop.is_set() else stop).set()
 
-    def on_alone() -> None:
+    def end_now() -> None:
         stop.set()
         force.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    if share is None:
+        loop.add_signal_handler(signal.SIGINT, on_signal)
+        loop.add_signal_handler(signal.SIGTERM, on_signal)
+    else:
+        # systemd sends SIGTERM to all processes of a service, and the parent to its own:
+        # a second one says nothing new. A parent in a hurry sends SIGINT.
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGINT, end_now)
     metrics = Metrics()
     pool = Pool(
         model=config.served_model_name,
@@ -169,7 +175,7 @@ async def serve(
                 tasks.create_task(watch_loop(config.heartbeat_timeout_s)),
             ]
             if share is not None:
-                speaking = share.run(server.is_ready, metrics.exposition, on_alone)
+                speaking = share.run(server.is_ready, metrics.exposition, end_now)
                 background.append(tasks.create_task(speaking))
             await stop.wait()
             if share is not None:

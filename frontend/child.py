@@ -22,7 +22,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """Serve what the parent listens on, until it says otherwise or is gone."""
-    control = socket.socket(fileno=os.dup(0))
+    try:
+        control = socket.socket(fileno=os.dup(0))
+    except OSError:
+        sys.exit("tokenwire-frontend: --processes starts this, and nobody else can")
     start = read_start(control)
     if start is None:
         sys.exit("tokenwire-frontend: its parent is gone")

@@ -124,7 +124,7 @@ class Spawned:
         self._signal(signal.SIGTERM)
 
     def hurry(self) -> None:
-        """Ask it to end now. Another signal than before: two of one may come as one."""
+        """Ask it to end now. SIGTERM may reach it twice, from others too; not this one."""
         self._signal(signal.SIGINT)
 
     def kill(self) -> None:
