@@ -54,7 +54,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench bench-capture bench-peers faults fuzz overload resume-report soak soak-faults survive \
+	engine-test bench bench-capture bench-engine bench-peers faults fuzz overload resume-report soak soak-faults survive \
 	kill-demo docs model tree lock clean
 
 help:  ## Show this list.
@@ -127,6 +127,11 @@ bench-capture: setup  ## Measure hidden-state capture beside bare vLLM on the re
 bench: setup-dev  ## Measure the frontend on simulated workers (BASELINE=checkout: against it).
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench.py \
 		$(if $(BASELINE),--baseline '$(BASELINE)')
+
+bench-engine: setup-dev  ## Measure the real engine through tokenwire beside vllm serve; KV-aware routing, too.
+	@$(SETUP) $(EXTRA)
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_engine.py \
+		--output docs/benchmarks.md
 
 bench-peers: setup-dev  ## Measure the frontend beside its peers (PEERS_SECONDS, PEERS_REPEATS, PEERS_ARMS).
 	@$(SETUP) $(EXTRA)
