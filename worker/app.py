@@ -405,6 +405,7 @@ def make_engine(
         layers=() if config.capture is None else config.capture.layers,
         captures=captures,
         exact_resume=config.exact_resume,
+        blocks=blocks,
     )
     return engine
 

@@ -34,6 +34,7 @@ DOORS: dict[str, list[str]] = {
         "frontend/dealer.py",
         "worker/gate.py",
         "worker/link.py",
+        "worker/vllm/kv_subscriber.py",
     ],
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from tokenwire.protocol.admin import (
     Action,
     LoadLora,
     Pause,
+    ResetPrefixCache,
     Resume,
     Sleep,
     UnloadLora,
@@ -71,8 +72,11 @@ class Core:
         """Sleep."""
         await self._take(f"sleep {level} {mode}", is_paused=True)
 
-    async def reset_prefix_cache(self, running: bool = False) -> bool:
+    async def reset_prefix_cache(
+        self, running: bool = False, external: bool = False
+    ) -> bool:
         """Fail where vLLM fails: requests wait for KV from elsewhere."""
+        assert not external
         await self._take(f"reset {running}", is_paused=self.is_paused)
         if running:
             msg = "Failed to reset KV cache"
@@ -102,7 +106,12 @@ class Core:
         await asyncio.sleep(0)
 
 
-def operator(core: Core, copies: Copies | None = None, **parallel: Any) -> Operator:
+def operator(
+    core: Core,
+    copies: Copies | None = None,
+    forgotten: Callable[[str | None], None] | None = None,
+    **parallel: Any,
+) -> Operator:
     """Return an operator of a CPU's engine."""
     vllm: Any = SimpleNamespace(
         EngineDeadError=EngineDeadError, is_cpu=True, LoRARequest=Adapter
@@ -111,7 +120,7 @@ def operator(core: Core, copies: Copies | None = None, **parallel: Any) -> Opera
     config = SimpleNamespace(
         lora_config=object(), parallel_config=SimpleNamespace(**on_one)
     )
-    return Operator(vllm, core, config, copies or Copies())
+    return Operator(vllm, core, config, copies or Copies(), forgotten)
 
 
 async def do(one: Operator, action: Action, timeout_s: float = 0.0) -> AdminOutcome:
@@ -211,6 +220,24 @@ async def test_a_clients_salt_is_never_the_operators() -> None:
     assert before not in {"1:0:", one.salt_of(asked), one.salt_of(plain)}
 
 
+async def test_what_is_not_found_any_more_is_told() -> None:
+    """With each cache that is emptied, before it is: blocks of older salts are none."""
+    told: list[str | None] = []
+    one = operator(Core(), forgotten=told.append)
+    asked = EngineRequest("r", [1], Sampling(max_tokens=1), cache_salt="0:0:")
+    before = one.salt_of(asked)
+    assert one.client_salt("", before) == "0:0:"
+    assert one.client_salt("", None) is None
+    await do(one, ResetPrefixCache())
+    assert told == [None]
+    for salt in (before, None):
+        with pytest.raises(LookupError):
+            one.client_salt("", salt)
+    assert one.client_salt("", one.salt_of(asked)) == "0:0:"
+    plain = EngineRequest("r", [1], Sampling(max_tokens=1))
+    assert one.client_salt("", one.salt_of(plain)) is None
+
+
 # --- adapters ----------------------------------------------------------------------------
 
 
@@ -275,6 +302,27 @@ async def test_what_runs_reads_the_new_version_of_an_adapter(
     core.calls.clear()
     await do(one, load(tmp_path / "3", b"three", 3))
     assert core.calls == ["add"]  # it stands, and goes on standing
+
+
+async def test_blocks_of_an_adapter_s_older_version_are_told_as_gone(
+    tmp_path: Path, copies: Copies
+) -> None:
+    """And those of one that is unloaded; the model's own stay."""
+    told: list[str | None] = []
+    one = operator(Core(), copies, told.append)
+    request = EngineRequest("r", [1], Sampling(max_tokens=1), lora="a")
+    await do(one, load(tmp_path / "1", b"one"))
+    first = one.salt_of(request)
+    assert one.client_salt("a", first) is None
+    await do(one, load(tmp_path / "2", b"two", 2))
+    assert one.client_salt("a", one.salt_of(request)) is None
+    second = one.salt_of(request)
+    await do(one, UnloadLora("a"))
+    assert told == ["a", "a", "a"]
+    for salt in (first, second, None):
+        with pytest.raises(LookupError):
+            one.client_salt("a", salt)
+    assert one.client_salt("", None) is None
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -25,6 +25,7 @@ class Vllm:
     EngineDeadError: type[Exception]
     FlexibleArgumentParser: Any
     GracefulHTTPError: type[Exception]  # at a bound the operator set
+    KVEventsConfig: Any
     LoRARequest: Any
     RequestOutputKind: Any
     SamplingParams: Any
@@ -55,6 +56,7 @@ def load() -> Vllm:
             "vllm.utils.argparse_utils"
         ).FlexibleArgumentParser,
         GracefulHTTPError=exceptions.GracefulHTTPError,
+        KVEventsConfig=import_module("vllm.config.kv_events").KVEventsConfig,
         LoRARequest=import_module("vllm.lora.request").LoRARequest,
         RequestOutputKind=sampling.RequestOutputKind,
         SamplingParams=sampling.SamplingParams,

@@ -34,6 +34,7 @@ from tokenwire.worker.engine import (
     EngineTokens,
     Progress,
 )
+from tokenwire.worker.kv_blocks import CachedBlocks
 
 from . import binding
 from .adapters import Copies
@@ -48,6 +49,7 @@ from .resume import check_runner_v2, use_resume
 from .sampling import sampling_params
 from .stats import LoadRecorder
 from .tables import check_tables
+from .telling import Telling
 from .trial import exactness, give_token
 
 __all__ = ["VllmEngine"]
@@ -77,6 +79,7 @@ class VllmEngine:
         layers: Whose hidden states the engine keeps beside the KV.
         captures: Where those that requests ask for are saved; None: nowhere.
         exact_resume: Whether it goes on behind output of other workers, if it can.
+        blocks: Is told which KV blocks are cached; None: nobody is.
     """
 
     def __init__(
@@ -89,12 +92,14 @@ class VllmEngine:
         captures: Captures | None = None,
         *,
         exact_resume: bool = True,
+        blocks: CachedBlocks | None = None,
     ) -> None:
         self._model = model
         self._served_name = served_name
         self._role = role
         self._engine_args = list(engine_args)
         self._capturing = Capturing(layers, captures)
+        self._telling = Telling(blocks)
         self._exact_resume = exact_resume
         self._obstacle = ""  # why it cannot
         self._vllm: binding.Vllm
@@ -133,8 +138,11 @@ class VllmEngine:
         try:
             config = await asyncio.shield(loading)
             self._releases = Releases(self._vllm, self._llm)
-            self._operator = Operator(self._vllm, self._llm, config, self._copies)
+            self._operator = Operator(
+                self._vllm, self._llm, config, self._copies, self._telling.forget
+            )
             level = await self._try(progress)
+            self._telling.begin(self._llm, config, self._operator.client_salt)
         except BaseException:
             await self._abandon(loading)
             raise
@@ -143,7 +151,7 @@ class VllmEngine:
         self._spawn(self._watch())
         progress("ready")
         info = engine_information(self._vllm, config, self._served_name)
-        return replace(info, exactness=level)
+        return replace(info, exactness=level, tells_blocks=self._telling.tells)
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request; whatever is wrong with it arrives as its end.
@@ -228,6 +236,7 @@ class VllmEngine:
             if killed := await asyncio.to_thread(self._descendants.kill):
                 logger.warning("%d processes of vLLM had to be killed", killed)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._telling.close()
         self._capturing.close()
         self._copies.close()
 
@@ -249,6 +258,7 @@ class VllmEngine:
             self._engine_args,
             self._capturing.arguments,
         )
+        self._telling.arrange(self._vllm, config)
         if self._exact_resume:
             self._obstacle = use_resume(self._vllm, config, self._role)
         tell("loading weights, making the KV cache")
@@ -289,6 +299,7 @@ class VllmEngine:
                 break
         if self._llm is not None:
             await self.stop()
+        self._telling.close()
 
     # --- requests ----------------------------------------------------------------
 

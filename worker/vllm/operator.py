@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
 from typing import Any, assert_never
@@ -58,13 +59,23 @@ class Operator:
         llm: The engine.
         config: Its ``VllmConfig``.
         copies: Those of its adapters; whoever gives them closes them.
+        forgotten: Called when no KV from before is found any more, of an adapter or, with
+            None, of any.
     """
 
-    def __init__(self, vllm: Vllm, llm: Any, config: Any, copies: Copies) -> None:
+    def __init__(
+        self,
+        vllm: Vllm,
+        llm: Any,
+        config: Any,
+        copies: Copies,
+        forgotten: Callable[[str | None], None] | None = None,
+    ) -> None:
         self._vllm = vllm
         self._llm = llm
         self._config = config
         self._copies = copies
+        self._forgotten = forgotten
         self._adapters: dict[str, tuple[Any, int]] = {}  # LoRARequest, its update
         self._num_adapters = 0  # ever loaded: makes their ids
         self._cache_epoch = 0
@@ -96,6 +107,33 @@ class Operator:
             return None  # a client's salt never stands alone: it may look like ours
         loaded = known[1] if known is not None else 0
         return f"{self._cache_epoch}:{loaded}:{request.cache_salt or ''}"
+
+    def client_salt(self, lora: str, salt: str | None) -> str | None:
+        """Return the client's part of what ``salt_of`` has returned.
+
+        Raises:
+            LookupError: It was for KV that is not found any more.
+        """
+        known = self._adapters.get(lora)
+        if lora and known is None:
+            raise LookupError(lora)
+        if salt is None:
+            if self._cache_epoch or known is not None:
+                raise LookupError(lora)
+            return None
+        loaded = known[1] if known is not None else 0
+        ours = f"{self._cache_epoch}:{loaded}:"
+        if not salt.startswith(ours):
+            raise LookupError(salt)
+        return salt.removeprefix(ours) or None
+
+    def _begin_epoch(self) -> None:
+        self._cache_epoch += 1
+        self._tell_forgotten(None)
+
+    def _tell_forgotten(self, lora: str | None) -> None:
+        if self._forgotten is not None:
+            self._forgotten(lora)
 
     # --- actions -------------------------------------------------------------------
 
@@ -138,6 +176,7 @@ class Operator:
                 number = self._adapters[name][0].lora_int_id
                 await self._llm.remove_lora(number)
                 del self._adapters[name]
+                self._tell_forgotten(name)
                 self._copies.forget(number)
             case ResetPrefixCache():
                 await self._reset_cache(action)
@@ -297,6 +336,7 @@ class Operator:
             stays = path if copy is None else self._copies.place(number, copy)
             # Requests bring it along: it must not be loaded anew with each of them.
             self._adapters[name] = adapter(stays, anew=False), action.update
+            self._tell_forgotten(name)
         except BaseException:
             if in_place:
                 await self._read_again(number)
@@ -326,18 +366,18 @@ class Operator:
             raise
         self._paused = True
         if action.level:
-            self._cache_epoch += 1
+            self._begin_epoch()
         return AdminOutcome()
 
     async def _reset_cache(self, action: ResetPrefixCache) -> None:
-        self._cache_epoch += 1
+        self._begin_epoch()
         await self._llm.reset_prefix_cache(
             action.reset_running_requests, action.reset_external
         )
 
     async def _forget_cache(self, *, is_paused: bool = False) -> None:
         """Have no KV found again; in a pause, that of running requests neither."""
-        self._cache_epoch += 1
+        self._begin_epoch()
         try:
             # False while blocks are in use: they are not found again all the same.
             await self._llm.reset_prefix_cache(is_paused)
