@@ -18,6 +18,7 @@ from support.vllm_engine import (
     prompt,
     reference_ids,
 )
+from tokenwire.protocol.blocks import block_hashes, root_hash
 from tokenwire.protocol.messages import (
     ErrorKind,
     FinishReason,
@@ -27,6 +28,7 @@ from tokenwire.protocol.messages import (
     Sampling,
     StructuredOutput,
 )
+from tokenwire.protocol.tokens import pack_ids
 from tokenwire.worker.engine import EngineFinished, EngineLoad
 
 pytestmark = [
@@ -122,6 +124,18 @@ async def test_greedy_ids_equal_plain_vllm(pair: Pair, index: int) -> None:
     assert end.kv_transfer_params is None
     assert end.handover is None
     await pair.both_idle()
+
+
+async def test_both_sides_tell_of_a_prompt_that_was_handed_over(pair: Pair) -> None:
+    """What decode has read is cached there as if it had computed it."""
+    tokens = prompt(300)
+    _, handover = await pair.first_leg(tokens)
+    await pair.second_leg(tokens, handover, Sampling(max_tokens=2)).end()
+    for engine in (pair.prefill, pair.decode):
+        size = engine.info.block_size
+        hashes = block_hashes(pack_ids(tokens), size, root_hash())
+        assert len(hashes) == 300 // size > 0
+        await engine.until_cached(set(hashes), within_s=FREE_S)
 
 
 async def test_seed_gives_the_ids_of_a_full_run(pair: Pair) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -35,6 +35,7 @@ from tokenwire.worker.engine import (
     EngineRequest,
     EngineTokens,
 )
+from tokenwire.worker.kv_blocks import CachedBlocks
 from tokenwire.worker.vllm.engine import VllmEngine
 from tokenwire.worker.vllm.resume import SCHEDULER_CLASSES
 
@@ -93,10 +94,11 @@ class _Release(msgspec.Struct):
     handover: JsonObject
 
 
-ANSWERS: Final[dict[str, type[object]]] = {
+ANSWERS: Final[dict[str, Any]] = {
     "info": EngineInfo,
     "failed": str,
     "load": EngineLoad,
+    "blocks": list[int],
     "process_ids": dict[str, int],
 }
 """What the child answers, by the kind of the frame."""
@@ -285,6 +287,12 @@ class EngineProcess:
             assert awake.seconds < within_s, f"after {within_s} s still {load}"
         return load
 
+    async def until_cached(self, hashes: set[int], within_s: float) -> None:
+        """Ask which blocks are cached, over and over, until these are among them."""
+        awake = Awake()
+        while missing := hashes - set(cast("list[int]", await self._ask("blocks"))):
+            assert awake.seconds < within_s, f"after {within_s} s still {missing}"
+
     async def process_ids(self) -> dict[str, int]:
         """Return the engine's processes by name."""
         answer = await self._ask("process_ids")
@@ -397,7 +405,8 @@ class _Sink:
 async def _serve(path: str, role: Role, arguments: list[str]) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
     switch(SCHEDULER_CLASSES)
-    engine = VllmEngine(str(MODEL), "demo", role, arguments)
+    blocks = CachedBlocks()
+    engine = VllmEngine(str(MODEL), "demo", role, arguments, blocks=blocks)
 
     def tell(kind: str, value: object) -> None:
         _write(writer, kind, value)
@@ -416,6 +425,8 @@ async def _serve(path: str, role: Role, arguments: list[str]) -> None:
                     engine.release_kv(release.request_id, release.handover)
                 case "load":
                     tell("load", engine.load())
+                case "blocks":
+                    tell("blocks", list(blocks))
                 case "process_ids":
                     tell("process_ids", _process_ids())
                 case unknown:
