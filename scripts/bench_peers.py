@@ -53,22 +53,21 @@ class Run:
         self._seconds = seconds
         self._cores = cores
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._began = time.monotonic()
         self.values: dict[str, dict[str, list[float]]] = {}
         self.errors: dict[str, list[str]] = {}
 
     def all(self, names: list[str], repeats: int, folder: Path) -> None:
         """Measure all arms."""
-        began = time.monotonic()
         for name in names:
             self.values[name], self.errors[name] = {}, []
         for repeat in range(repeats):
             shift = repeat % len(names)
             for name in names[shift:] + names[:shift]:
-                spent_s = time.monotonic() - began
-                if spent_s > STOP_AFTER_S:
+                if time.monotonic() - self._began > STOP_AFTER_S:
                     self.errors[name].append(f"repeat {repeat + 1}: no time was left")
                     continue
-                print(f"bench-peers: {spent_s:4.0f} s  {name}", flush=True)
+                self._say(name)
                 self._arm(name, folder)
 
     def _arm(self, name: str, folder: Path) -> None:
@@ -120,13 +119,18 @@ class Run:
                 arm.start(step_s)  # if it cannot, the rest of this stage is lost
                 continue
             told = ", ".join(f"{key} {value:.4g}" for key, value in taken.items())
-            print(f"bench-peers:   {arm.name}: {told}", flush=True)
+            self._say(f"  {arm.name}: {told}")
             for key, value in taken.items():
                 self.values[arm.name].setdefault(key, []).append(value)
 
+    def _say(self, told: str) -> None:
+        print(
+            f"bench-peers: {time.monotonic() - self._began:6.1f} s {told}", flush=True
+        )
+
     def _failed(self, name: str, what: str, error: Exception) -> None:
         told = f"{what}: {str(error) or type(error).__name__}".replace("\n", " ")
-        print(f"bench-peers:   {name}: FAILED {told}", flush=True)
+        self._say(f"  {name}: FAILED {told}")
         self.errors[name].append(told[:300])
 
 

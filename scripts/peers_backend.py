@@ -17,7 +17,6 @@ from pathlib import Path
 
 from peers_control import Control, Pace
 
-MODEL = b"bench"
 HEAD = b'{"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"bench","choices":[{"index":0,'
 TOKEN = HEAD + b'"delta":{"content":" colours"},"logprobs":null,"finish_reason":null}]}'
 TOKEN_IDS = (
@@ -51,10 +50,11 @@ END = event(LAST) + event(b"[DONE]") + b"0\r\n\r\n"
 class Connection:
     """A connection, and the stream on it."""
 
-    __slots__ = ("buffer", "chunk", "left", "pending", "socket")
+    __slots__ = ("buffer", "chunk", "left", "pending", "send", "socket")
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self.send = sock.send
         self.buffer = b""
         self.pending = b""  # what the socket has not taken
         self.chunk = CHUNK
@@ -64,7 +64,7 @@ class Connection:
         """Write, as much as the socket takes now."""
         data = self.pending + data if self.pending else data
         try:
-            taken = self.socket.send(data)
+            taken = self.send(data)
         except BlockingIOError:
             taken = 0
         self.pending = data[taken:]
@@ -142,7 +142,7 @@ class Backend:
                 continue
             connection = self._all[number]
             try:
-                data = connection.socket.recv(1 << 18)
+                data = connection.socket.recv(1 << 16)
             except BlockingIOError:
                 continue
             except OSError:
@@ -191,7 +191,13 @@ class Backend:
                 if connection.pending:  # slow: nothing new before the old is gone
                     connection.write(b"")
                     continue
-                connection.write(connection.chunk)
+                chunk = connection.chunk
+                try:
+                    taken = connection.send(chunk)
+                except BlockingIOError:
+                    taken = 0
+                if taken < len(chunk):
+                    connection.pending = chunk[taken:]
                 num_tokens += 1
                 connection.left -= 1
                 if connection.left <= 0:

@@ -25,14 +25,18 @@ WARM_S = 0.7
 MAX_FAILED = 0.01
 """Of all answers: above, a figure is not of a server that works."""
 
-LONG_WORDS = 90_000
-"""Of a prompt of 100k tokens; what that has exactly is counted with its tokenizer."""
+LONG_TOKENS = 100_000
+PANGRAM = "the quick brown fox jumps over a lazy dog, "
+MARK = b"########"  # where a long prompt's number goes
 
 SLOW_STEP_S = 1.0
 """For thousands of streams: each has a token a second, so that none saturates a core."""
 
 MIN_LONG_S = 4.0
 """For several long prompts: one takes a slow arm a second."""
+
+AT_ONCE_S = 1e-6
+"""For answers of one token: a step at once, whatever the client has seen."""
 
 OPEN_S = 40.0
 """To open all streams, and half of it again for their first tokens."""
@@ -64,6 +68,7 @@ class Measure:
 
     def first_token(self) -> Figures:
         """Return the time to an answer of one token, one at a time."""
+        self._pace(AT_ONCE_S)
         with self._client(1, chat(1, stream=False), 1) as client:
             client.run(WARM_S / 2)
             client.first_ms.clear()
@@ -76,6 +81,7 @@ class Measure:
 
     def requests(self) -> Figures:
         """Return requests/s of one token each, 32 at once."""
+        self._pace(AT_ONCE_S)
         with self._client(32, chat(1, stream=False), 1) as client:
             client.run(WARM_S / 2)
             number, cpu_s = client.num_answers, self._arm.cpu_s()
@@ -89,8 +95,7 @@ class Measure:
 
     def saturated(self, *, ids: bool) -> Figures:
         """Return CPU per token as fast as it goes; the arm runs with a step of 0."""
-        if self._arm.control is not None:
-            self._arm.control.begin(0)
+        self._pace(0)
         taken = self._streamed("sat_ids" if ids else "sat", ids=ids)
         if not ids:
             rate, busy = taken["sat_rate"], taken["sat_busy"]
@@ -122,28 +127,15 @@ class Measure:
 
     def long_prompts(self) -> Figures:
         """Return the time to an answer of one token while prompts of 100k tokens come."""
-        words = [
-            "the",
-            "quick",
-            "brown",
-            "fox",
-            "jumps",
-            "over",
-            "a",
-            "lazy",
-            "dog",
-            "and",
-            "runs",
-            "away",
-        ]
+        self._pace(AT_ONCE_S)
         numbers = count()
-        text = " ".join(words[n % len(words)] for n in range(LONG_WORDS))
-        num_tokens = self._tokens_of(text)
-        text *= -(-100_000 // num_tokens)
+        head, _, tail = chat(
+            1, stream=False, content=MARK.decode() + self._long_text()
+        ).partition(MARK)
 
         def long() -> bytes:
             # Another beginning each time, so that nothing of it is in a cache.
-            return chat(1, stream=False, content=f"{next(numbers)} {text}")
+            return b"%s%0*d %s" % (head, len(MARK) - 1, next(numbers), tail)
 
         with (
             self._client(1, chat(1, stream=False), 1) as short,
@@ -166,6 +158,10 @@ class Measure:
                 "long_prompts_per_s": slow.num_answers / seconds,
             }
 
+    def _long_text(self) -> str:
+        num_per_pangram = self._tokens_of(PANGRAM * 100) / 100
+        return PANGRAM * int(LONG_TOKENS / num_per_pangram)
+
     def open_streams(self, number: int) -> Figures:
         """Return what so many streams take, each with a token a second."""
         request = chat(MAX_TOKENS, stream=True)
@@ -186,6 +182,11 @@ class Measure:
                 f"{name}_busy": cpu_s / elapsed_s,
                 f"{name}_rate": tokens / elapsed_s,
             }
+
+    def _pace(self, step_s: float) -> None:
+        """Tell an engine of ours its step; the others were started with one of 0."""
+        if self._arm.control is not None:
+            self._arm.control.begin(step_s)
 
     def _streamed(self, name: str, *, ids: bool) -> Figures:
         extra = self._arm.ids if ids else None

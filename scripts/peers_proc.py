@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ["cpu_s", "end", "family", "parents", "rss_mib", "start"]
 
-END_S = 5.0
+END_S = 1.0
 """From SIGTERM to SIGKILL: nothing that is measured happens in between."""
 
 
