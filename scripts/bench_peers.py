@@ -28,7 +28,7 @@ from typing import Any
 from peers_arms import ARMS, Arm, model_folder
 from peers_figures import SLOW_STEP_S, Figures, Measure
 from peers_plot import bars
-from peers_table import FIGURES, page, with_added
+from peers_table import FIGURES, full_title, page, with_added
 from table import write as write_table
 from tokenizers import Tokenizer
 
@@ -146,11 +146,7 @@ def report(raw: dict[str, Any]) -> None:
             for arm, figures in whole.items()
             if figures.get(figure.key)
         }
-        title = figure.title
-        if title.startswith("the same"):
-            before = FIGURES[FIGURES.index(figure) - 1].title
-            title = before + title.removeprefix("the same")
-        picture = bars(title, figure.unit, figure.digits, values)
+        picture = bars(full_title(figure), figure.unit, figure.digits, values)
         (PLOTS / f"peers-{figure.key}.svg").write_text(picture)
 
 

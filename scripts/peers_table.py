@@ -6,7 +6,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["CHECKS", "FIGURES", "OURS", "Figure", "Results", "losses", "page", "ratio"]
+__all__ = [
+    "CHECKS",
+    "FIGURES",
+    "OURS",
+    "Figure",
+    "Results",
+    "full_title",
+    "losses",
+    "page",
+    "ratio",
+]
 
 OURS = "tokenwire"
 DIRECT = "direct"
@@ -77,8 +87,8 @@ def losses(results: Results) -> list[str]:
     lines: list[str] = []
     for peer in _peers(results):
         named = [
-            f"{_full_title(number)} {value:.2f}"
-            for number, figure in enumerate(FIGURES)
+            f"{full_title(figure)} {value:.2f}"
+            for figure in FIGURES
             if (value := ratio(results, figure, peer)) is not None
             and lost(figure, value)
         ]
@@ -92,12 +102,12 @@ def losses(results: Results) -> list[str]:
     return lines
 
 
-def _full_title(number: int) -> str:
+def full_title(figure: Figure) -> str:
     """Return a figure's title, whole where it says "the same"."""
-    title = FIGURES[number].title
-    if not title.startswith("the same"):
-        return title
-    return _full_title(number - 1) + title.removeprefix("the same")
+    if not figure.title.startswith("the same"):
+        return figure.title
+    before = FIGURES[FIGURES.index(figure) - 1]
+    return full_title(before) + figure.title.removeprefix("the same")
 
 
 def _keys() -> set[str]:
@@ -227,6 +237,10 @@ def page(
         limits(whole),
         table(whole, CHECKS),
     ]
+    pictures = [
+        f"![{full_title(figure)}](plots/peers-{figure.key}.svg)" for figure in FIGURES
+    ]
+    parts += ["### Pictures", "\n".join(pictures)]
     if failed:
         parts += ["### What failed", "\n".join(failed)]
     return "\n" + "\n\n".join(part.strip() for part in parts) + "\n"
