@@ -54,7 +54,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench bench-capture bench-engine bench-peers faults fuzz overload resume-report soak soak-faults survive \
+	engine-test bench bench-capture bench-engine bench-peers bench-scale faults fuzz overload resume-report soak soak-faults survive \
 	kill-demo docs model tree lock clean
 
 help:  ## Show this list.
@@ -137,6 +137,9 @@ bench-peers: setup-dev  ## Measure the frontend beside its peers (PEERS_SECONDS,
 	@$(SETUP) $(EXTRA)
 	@scripts/survive_peers.sh
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_peers.py
+
+bench-scale: setup-dev  ## Measure a frontend of 1 and 2 processes, into docs/benchmarks.md.
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_scale.py
 
 overload: setup-dev  ## Offer up to 10x the capacity, with and without the queue; into docs/overload.md.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/overload.py $(OVERLOAD)

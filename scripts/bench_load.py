@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 import zmq
-from bench_processes import MODEL_NAME, Stack, cpu_s
+from bench_processes import MODEL_NAME, Stack
 
 from tokenwire.protocol.codec import decode_from_worker, encode
 from tokenwire.protocol.messages import (
@@ -24,7 +24,13 @@ from tokenwire.protocol.messages import (
 )
 from tokenwire.protocol.tokens import pack_ids
 
-__all__ = ["direct_ttft_ms", "http_ttft_ms", "requests_per_s", "streamed_cpu"]
+__all__ = [
+    "direct_ttft_ms",
+    "http_ttft_ms",
+    "requests_per_s",
+    "streamed",
+    "streamed_cpu",
+]
 
 
 class Counter(asyncio.Protocol):
@@ -104,6 +110,13 @@ async def streamed_cpu(
     stack: Stack, *, streams: int, ids: bool, seconds: float
 ) -> float:
     """Return the frontend's CPU time per streamed token, in us."""
+    return (await streamed(stack, streams=streams, ids=ids, seconds=seconds))[1]
+
+
+async def streamed(
+    stack: Stack, *, streams: int, ids: bool, seconds: float
+) -> tuple[float, float]:
+    """Return tokens/s, and the frontend's CPU time per streamed token in us."""
     request = body(1_000, stream=True, ids=ids)
     async with connections(stack.port, streams) as made:
         stop = asyncio.Event()
@@ -114,15 +127,16 @@ async def streamed_cpu(
 
         clients = [asyncio.create_task(client(one)) for one in made]
         await asyncio.sleep(0.5)  # all streams are open
-        events, cpu = sum(one.num_events for one in made), cpu_s(stack.frontend_pid)
+        began, cpu = time.perf_counter(), stack.cpu_s()
+        events = sum(one.num_events for one in made)
         await asyncio.sleep(seconds)
         events = sum(one.num_events for one in made) - events
-        cpu = cpu_s(stack.frontend_pid) - cpu
+        elapsed, cpu = time.perf_counter() - began, stack.cpu_s() - cpu
         stop.set()
         for task in clients:
             task.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-    return 1e6 * cpu / events
+    return events / elapsed, 1e6 * cpu / events
 
 
 async def requests_per_s(stack: Stack, seconds: float) -> tuple[float, float]:
@@ -131,7 +145,7 @@ async def requests_per_s(stack: Stack, seconds: float) -> tuple[float, float]:
     number = 0
     async with connections(stack.port, 32) as made:
         end = time.perf_counter() + seconds
-        began, cpu = time.perf_counter(), cpu_s(stack.frontend_pid)
+        began, cpu = time.perf_counter(), stack.cpu_s()
 
         async def client(one: Counter) -> None:
             nonlocal number
@@ -141,7 +155,7 @@ async def requests_per_s(stack: Stack, seconds: float) -> tuple[float, float]:
 
         await asyncio.gather(*map(client, made))
         elapsed = time.perf_counter() - began
-        cpu = cpu_s(stack.frontend_pid) - cpu
+        cpu = stack.cpu_s() - cpu
     return number / elapsed, 1e6 * cpu / number
 
 

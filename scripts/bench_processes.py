@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ports import free_port
@@ -31,6 +31,12 @@ class Stack:
     port: int
     frontend_pid: int
     worker_endpoint: str
+    worker_pid: int = 0
+    child_pids: list[int] = field(default_factory=list[int])  # of the frontend
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of the frontend with all its processes, in s."""
+        return sum(map(cpu_s, [self.frontend_pid, *self.child_pids]))
 
 
 @contextlib.contextmanager
@@ -71,10 +77,13 @@ def stack(
     cores: list[int],
     folder: Path,
     checkout: Path | None = None,
+    processes: int = 1,
+    frontend_cores: str = "",
 ) -> Generator[Stack]:
     """Run a worker with the given step and a frontend, and wait until it serves.
 
-    The frontend is that of *checkout*, or the installed one.
+    The frontend is that of *checkout*, or the installed one. It runs on the first core,
+    or on *frontend_cores*, as taskset writes them.
     """
     name = "installed" if checkout is None else "checkout"
     announce = folder / f"worker-{step_ms}-{name}.json"
@@ -87,8 +96,13 @@ def stack(
         *("--", "--step-ms", step_ms, "--prefill-tokens-per-s", "0"),
         *("--num-blocks", "65536", "--max-num-seqs", "1024"),
     ]
+    if processes > 1 or frontend_cores:
+        name = f"{name}-{processes}-{frontend_cores}"
+        announce = folder / f"worker-{step_ms}-{name}.json"
+        worker[worker.index("--announce") + 1] = str(announce)
     with running(worker, cores[-1], folder / "worker.log") as process:
         wait_for(announce.exists, process)
+        worker_pid = process.pid
         endpoint = json.loads(announce.read_text())["endpoint"]
         frontend = [
             *(
@@ -101,10 +115,17 @@ def stack(
             ),
             *("--port", str(port), "--worker", endpoint, "--log-level", "warning"),
         ]
+        if processes > 1:
+            frontend += ["--processes", str(processes)]
         log = folder / "frontend.log"
-        with running(frontend, cores[0], log, source) as process:
+        on = frontend_cores or cores[0]
+        with running(frontend, on, log, source) as process:
             wait_for(lambda: is_ready(port), process)
-            yield Stack(port, process.pid, endpoint)
+            pids: list[int] = []
+            if processes > 1:
+                wait_for(lambda: len(ready_pids(port)) == processes, process)
+                pids = ready_pids(port)
+            yield Stack(port, process.pid, endpoint, worker_pid, pids)
 
 
 @contextlib.contextmanager
@@ -145,6 +166,13 @@ def is_ready(port: int) -> bool:
             return True
     except (urllib.error.URLError, OSError):
         return False
+
+
+def ready_pids(port: int) -> list[int]:
+    """Return the processes of a frontend that serve."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
+        seats = json.load(answer)["processes"]
+    return [seat["pid"] for seat in seats if seat["ready"]]
 
 
 def cpu_s(pid: int) -> float:
