@@ -14,6 +14,7 @@ import zmq
 
 from support.worker_process import PATHS, Client, worker
 from tokenwire.protocol.messages import (
+    KV_EVENTS,
     ErrorKind,
     FinishReason,
     Leg,
@@ -41,6 +42,7 @@ async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> No
             )
             assert card.weight_version == "step-7"
             assert card.exactness == "same_rng"
+            assert KV_EVENTS in card.capabilities
             client.submit("r", 3)
             assert client.end().reason is FinishReason.LENGTH
         running.process.send_signal(signal.SIGTERM)
@@ -49,6 +51,20 @@ async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> No
         assert all(
             line.startswith(("tokenwire-worker: ", "INFO ")) for line in running.lines
         )
+
+
+@pytest.mark.parametrize("is_option_of_engine", [False, True])
+async def test_who_does_not_tell_what_is_cached_does_not_promise_it(
+    tmp_path: Path, *, is_option_of_engine: bool
+) -> None:
+    """By an option, or since nothing is cached."""
+    off, uncached = ("--no-kv-events",), ("--no-enable-prefix-caching",)
+    options, of_engine = ((), uncached) if is_option_of_engine else (off, ())
+    async with worker(tmp_path, *options, engine_args=of_engine) as running:
+        await running.until_line("serving m at tcp://127.0.0.1:")
+        endpoint = json.loads(running.announce.read_text())["endpoint"]
+        with Client(endpoint) as client:
+            assert KV_EVENTS not in client.hello().capabilities
 
 
 @pytest.mark.parametrize("is_option_of_engine", [False, True])

@@ -29,6 +29,7 @@ def test_the_least_that_must_be_said() -> None:
     assert config.worker_id.startswith("prefill-")
     assert config.engine_args == ()
     assert config.exact_resume
+    assert config.kv_events
     assert (config.journal_bytes, config.journal_life_s) == (256 << 20, 600.0)
 
 
@@ -65,7 +66,7 @@ def test_every_value_has_its_place() -> None:
             "--announce=f", "--worker-id=w", "--metrics-host=127.0.0.2",
             "--metrics-port=9", "--max-requests=3", "--max-queued-tokens=4",
             "--heartbeat-interval-s=0.5", "--heartbeat-timeout-s=2",
-            "--shutdown-timeout-s=0", "--no-exact-resume", "--journal-bytes=0",
+            "--shutdown-timeout-s=0", "--no-exact-resume", "--no-kv-events", "--journal-bytes=0",
             "--journal-life-s=7",
         ]
     )  # fmt: skip
@@ -77,6 +78,7 @@ def test_every_value_has_its_place() -> None:
     assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (0.5, 2.0)
     assert config.shutdown_timeout_s == 0.0
     assert not config.exact_resume
+    assert not config.kv_events
     assert (config.journal_bytes, config.journal_life_s) == (0, 7.0)
 
 

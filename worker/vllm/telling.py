@@ -92,7 +92,9 @@ class Telling:
         if events.publisher != "zmq" or not cache.enable_prefix_caching:
             return
         self._blocks.resize(cache.num_gpu_blocks or 0)
-        published = llm.get_kv_event_sources() or {0: events}
+        # Not in every release: then there is what was configured, of the first rank.
+        sources: dict[int, Any] = getattr(llm, "get_kv_event_sources", dict)()
+        published = sources or {0: events}
         self._context = new_context()
         for rank in sorted(published):
             source = _source(published[rank])
