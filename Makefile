@@ -54,7 +54,8 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
-	engine-test bench bench-capture bench-engine bench-peers bench-scale faults fuzz overload resume-report soak soak-faults survive \
+	engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-cores faults fuzz overload \
+	resume-report soak soak-faults survive \
 	kill-demo docs model tree lock clean
 
 help:  ## Show this list.
@@ -138,8 +139,14 @@ bench-peers: setup-dev  ## Measure the frontend beside its peers (PEERS_SECONDS,
 	@scripts/survive_peers.sh
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_peers.py
 
-bench-scale: setup-dev  ## Measure a frontend of 1 and 2 processes, into docs/benchmarks.md.
-	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_scale.py
+bench-cores: setup-dev  ## Measure a frontend of 1 and 2 processes, into docs/benchmarks.md.
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_cores.py
+
+bench-routing: setup-dev  ## Compare routing policies on simulated workers; into docs/routing.md.
+	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_routing.py --write
+
+bench-scale: setup-dev  ## Measure routing and its index up to 1,000 workers; into docs/scale.md.
+	@$(BIN)/python scripts/bench_scale.py --write
 
 overload: setup-dev  ## Offer up to 10x the capacity, with and without the queue; into docs/overload.md.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/overload.py $(OVERLOAD)

@@ -95,17 +95,22 @@ class Holdings:
             if named is not None:
                 num_cached = named.num_tokens
         if member is not None and card is not None:
-            counts = self._counts.get(card.block_size)
-            if counts is None:
-                counts = self._look_up(card.block_size)
-            if counts:
-                # The last id is always computed, and a block is there or not.
-                most = (self.num_tokens - 1) // card.block_size
-                told = min(counts.get(member.bit, 0), most) * card.block_size
-                num_cached = max(num_cached, told)
+            # The last id is always computed, and a block is there or not.
+            most = (self.num_tokens - 1) // card.block_size * card.block_size
+            num_cached = max(num_cached, min(self.num_told(link), most))
         else:
             num_cached = max(num_cached, self._estimate(link.prefixes))
         return min(num_cached, self.num_tokens)
+
+    def num_told(self, link: Candidate) -> int:
+        """Return how many of the first tokens a worker has told of; cheap."""
+        card, member = link.card, link.blocks
+        if member is None or card is None:
+            return 0
+        counts = self._counts.get(card.block_size)
+        if counts is None:
+            counts = self._look_up(card.block_size)
+        return counts.get(member.bit, 0) * card.block_size if counts else 0
 
     def _look_up(self, block_size: int) -> dict[int, int]:
         hashes = self._chain.blocks(block_size, self._packed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from heapq import nlargest
+from operator import itemgetter
 
 from tokenwire.protocol.messages import Role
 
@@ -11,11 +13,16 @@ from .cached import Holdings
 from .link import Link
 from .routing import CostWeights, Policy, cheapest, cost, load_cost
 
-__all__ = ["HANDOVER_SHARE", "Chooser"]
+__all__ = ["HANDOVER_SHARE", "MANY", "Chooser"]
 
 HANDOVER_SHARE = 0.25
 """Of what computing a token costs, reading its KV from a prefill worker does: most of what
 a decode worker has not cached it reads, and what waits there waits for that."""
+
+
+MANY = 128
+"""Workers from which on not all are looked at: what a choice takes stays below a
+millisecond with a thousand (docs/scale.md)."""
 
 
 class Chooser:
@@ -89,6 +96,8 @@ class Chooser:
         if self._policy is Policy.ROUND_ROBIN:
             self._turns += 1
             return candidates[self._turns % len(candidates)]
+        if len(candidates) > MANY:
+            candidates = self._shortlist(candidates, held, session_id)
         num_tokens = held.num_tokens
         looks = self._policy is Policy.KV
         uncached = [
@@ -108,6 +117,27 @@ class Chooser:
                 # Where the best one is known to have more of it, its session is there.
                 costs[index] -= preferred.get(one, 0)
         return cheapest(candidates, costs, held.seed, self._slack(candidates))
+
+    def _shortlist(
+        self, candidates: Sequence[Link], held: Holdings, session_id: str | None
+    ) -> list[Link]:
+        """Return those that are looked at: who has most of it, and some others.
+
+        The others are drawn by the sequence itself: among so many, one is about as free
+        as the freest of all.
+        """
+        begin = held.seed() % len(candidates)
+        turned = [*candidates[begin:], *candidates[:begin]]
+        some = dict.fromkeys(turned[: MANY // 2])
+        if self._policy is Policy.KV:
+            # Of equals the first of this sequence's order: not always the same ones.
+            has = [(num, one) for one in turned if (num := held.num_told(one))]
+            most = nlargest(MANY // 2, has, key=itemgetter(0))
+            some.update(dict.fromkeys(one for _, one in most))
+        some.update(dict.fromkeys(one for one in turned if held.is_named(one)))
+        if session_id is not None:
+            some.update(hints(session_id, candidates, 1))
+        return list(some)
 
     def _slack(self, candidates: Iterable[Link]) -> float:
         """Return by how much costs may differ and be the same, as far as is known.

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 __all__ = ["MAX_BLOCKS", "PROMISE_S", "KvIndex", "Member"]
 
 MAX_BLOCKS = 1_048_576
-"""Of the index: 16 Mi tokens with blocks of 16, in some 110 MB (docs/scale.md). Eight
+"""Of the index: 16 Mi tokens with blocks of 16, in some 90 MB (docs/scale.md). Eight
 workers with 2 Mi tokens of KV each fill it."""
 
 PROMISE_S = 20.0

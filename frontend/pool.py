@@ -23,7 +23,7 @@ from tokenwire.protocol.messages import (
     Role,
 )
 
-from .chooser import Chooser
+from .chooser import MANY, Chooser
 from .continuation import meets
 from .dealer import open_context
 from .disaggregation import RemotePrefill
@@ -45,6 +45,9 @@ client had better hear of it."""
 
 MAX_WORKERS = 2_048
 """Each takes three ZeroMQ sockets, and 0.3 ms a second for its heartbeats."""
+
+LOOK_S = 0.02
+"""Between two looks at all of many workers: a look at a thousand takes milliseconds."""
 
 MAX_UNRELEASED = 4_096
 """Releases that wait for a decode worker: as many as requests are served at once; the
@@ -105,6 +108,8 @@ class Pool:
         self._waiting: dict[Callable[[], None], None] = {}  # in order of arrival
         self._context = open_context()
         self._links: dict[str, Link] = {}
+        self._usable: dict[Role, list[Link]] = {}  # by role, when it was last looked at
+        self._looked_at = 0.0
         self.weights = Weights()
         """Which weights count, and the adapters that are served."""
         routing = routing or RoutingSettings()
@@ -181,7 +186,19 @@ class Pool:
         self._context.term()
 
     def usable(self, role: Role) -> list[Link]:
-        """Return the workers of *role* that take requests."""
+        """Return the workers of *role* that take requests; not to be changed."""
+        if len(self._links) <= MANY:
+            return self._usable_now(role)
+        # One that is gone since refuses what it is sent, and the next is tried.
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at > LOOK_S:
+            self._looked_at, self._usable = now, {}
+        found = self._usable.get(role)
+        if found is None:
+            found = self._usable[role] = self._usable_now(role)
+        return found
+
+    def _usable_now(self, role: Role) -> list[Link]:
         return [
             link
             for link in self._links.values()

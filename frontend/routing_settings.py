@@ -79,7 +79,7 @@ def add_routing_options(parser: SettingsParser) -> None:
         type=whole_number(1),
         default=MAX_BLOCKS,
         metavar="N",
-        help="blocks of all workers' caches that are known at most; about 110 bytes "
+        help="blocks of all workers' caches that are known at most; about 90 bytes "
         "each (default: %(default)s)",
     )
 

@@ -140,6 +140,7 @@ async def test_salts_share_nothing(tiny_model: Path) -> None:
         assert f"tokenwire_prefix_tokens_predicted_total {1.0 * CACHED}" in page
 
 
+@pytest.mark.pitfall(35)
 async def test_a_restarted_worker_has_nothing(tiny_model: Path) -> None:
     """From the loss of its link on; what the new process has is told anew."""
     async with three_workers(tiny_model) as (served, workers):
@@ -160,6 +161,7 @@ async def test_a_restarted_worker_has_nothing(tiny_model: Path) -> None:
         assert (await ask(served, [*PROMPT, 1]))[1] == 0
 
 
+@pytest.mark.pitfall(35)
 async def test_a_lost_message_leads_to_a_new_snapshot(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tokenwire.frontend.chooser import Chooser
+from tokenwire.frontend.affinity import ranked
+from tokenwire.frontend.chooser import MANY, Chooser
 from tokenwire.frontend.disaggregation import (
     MAX_QUEUED_TOKENS,
     PrefillPlace,
@@ -282,6 +283,33 @@ def test_block_sizes_may_differ_and_some_workers_tell_nothing() -> None:
     old[0].computed(4 * CHUNK_TOKENS)
     route = routed(links, has_output=False, index=index)
     assert (route.decode, route.num_cached) == (old[0], 4 * CHUNK_TOKENS)
+
+
+def test_of_many_workers_who_has_it_is_among_those_looked_at() -> None:
+    """Whoever is named, is the session's, or has most; else some free one."""
+    index = KvIndex()
+    links = telling(Role.AGGREGATED, 3 * MANY, index)
+    for link in links:
+        stored(link, 64)  # a system prompt that all have
+        link.num_open = 1
+    free = links[::7]
+    for link in free:
+        link.num_open = 0
+    for place in (0, MANY, 2 * MANY + 5):
+        route = routed(links, links[place].has, index=index)
+        assert route.decode is links[place]
+        stored(links[place], 352)
+        route = routed(links, has_output=False, index=index)
+        assert (route.decode, route.num_cached) == (links[place], 352)
+        links[place].blocks = index.join()
+    taken = {
+        routed(links, index=index, num_tokens=n).decode.worker_id for n in range(40, 80)
+    }
+    assert taken <= {link.worker_id for link in free}
+    assert len(taken) > 10
+    session = ranked("s", links)[0]
+    session.num_open = 2
+    assert routed(links, index=index, session_id="s").decode is session
 
 
 def test_in_turns_nobody_looks() -> None:
