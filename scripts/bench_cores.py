@@ -109,7 +109,7 @@ def main() -> None:
             uvloop.run(measured(arm, given.model, cores, given.seconds))
     rows = "\n".join(arm.row() for arm in arms)
     page = f"""
-Written by `make bench-scale`: {len(cores)} cores, {given.repeats} repeats of
+Written by `make bench-cores`: {len(cores)} cores, {given.repeats} repeats of
 {given.seconds:g} s an arm, arms rotated; medians. Client and worker on core {cores[-1]}.
 
 | Processes | On cores | Requests/s | us each | Others | Tokens/s | us each | Others |
