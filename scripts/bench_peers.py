@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from peers_arms import ARMS, Arm, model_folder
-from peers_figures import SLOW_STEP_S, Figures, Measure
+from peers_arms import ARMS, PACED_STEP_S, Arm, model_folder
+from peers_figures import BRISK_STEP_S, SLOW_STEP_S, Figures, Measure
 from peers_plot import bars
 from peers_table import FIGURES, full_title, page, with_added
 from table import write as write_table
@@ -91,7 +91,9 @@ class Run:
             ("1,000 streams", lambda: measure.open_streams(1_000)),
             ("5,000 streams", lambda: measure.open_streams(5_000)),
         ]
-        stages = ((0.0, fast), (arm.paced_step_s, paced), (SLOW_STEP_S, slow))
+        stages = [(0.0, fast), (PACED_STEP_S, paced), (SLOW_STEP_S, slow)]
+        if arm.keeps_up:
+            stages.insert(1, (BRISK_STEP_S, [("1 ms step", measure.brisk)]))
         running = False
         try:
             for step_s, figures in stages:

@@ -19,13 +19,17 @@ from peers_control import Control
 from peers_proc import cpu_s, end, family, rss_mib, start
 from ports import free_port
 
-__all__ = ["ARMS", "MODEL_NAME", "Arm", "model_folder"]
+__all__ = ["ARMS", "MODEL_NAME", "PACED_STEP_S", "Arm", "model_folder"]
 
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / "build/peers"
 MODEL_NAME = "bench"
+PACED_STEP_S = 0.010
 START_S = 120.0
 """vLLM imports for half a minute on one busy core."""
+
+SETTLE_S, REST_S, REST_SHARE = 15.0, 0.25, 0.05
+"""A server rests when it takes less than a twentieth of its core."""
 
 MAX_MODEL_LEN = 131_072
 """For prompts of 100k tokens."""
@@ -47,7 +51,8 @@ class Arm(ABC):
     note: str
     ids: Mapping[str, object] | None = {"return_token_ids": True}
     """What a request asks for token ids with; ``None``: the arm has none."""
-    paced_step_s = 0.010
+    keeps_up = True
+    """With 48 streams and a step of 1 ms."""
 
     def __init__(self, model: Path, folder: Path, cores: tuple[int, int]) -> None:
         self.model = model
@@ -115,6 +120,17 @@ class Arm(ABC):
                 raise RuntimeError(msg)
             time.sleep(0.05)
 
+    def _settle(self) -> None:
+        """Wait until the server rests: a second process of it may still be starting."""
+        deadline = time.monotonic() + SETTLE_S
+        before = self.cpu_s()
+        while time.monotonic() < deadline:
+            time.sleep(REST_S)
+            now = self.cpu_s()
+            if now - before < REST_SHARE * REST_S:
+                return
+            before = now
+
     def _serves(self) -> bool:
         return status(self.port, "/health") == 200 and completes(self.port)
 
@@ -152,6 +168,7 @@ class Ours(Arm):
         for options in self._options():
             self._run("frontend", frontend + options, server=True)
         self._wait(self._serves, "the frontend")
+        self._settle()
 
     def _options(self) -> list[list[str]]:
         return [[]]
@@ -186,6 +203,7 @@ class VllmServe(Arm):
         "vLLM 0.32's API server process, unchanged, its engine core replaced by a stub of ours that "
         "speaks the same ZeroMQ protocol (`scripts/peers_vllm.py`); the stub is not counted"
     )
+    keeps_up = False
 
     def start(self, step_s: float) -> None:
         """Start the API server, which starts the engine core."""
@@ -208,6 +226,7 @@ class VllmServe(Arm):
         }
         self._run("api", command, server=True, environment=environment)
         self._wait(self._serves, "the API server")
+        self._settle()
 
     def pace(self, step_s: float) -> None:
         """Tell the engine core."""
@@ -266,6 +285,7 @@ class VllmRouter(Backend):
         self.port = free_port()
         self._run("router", self._command(), server=True)
         self._wait(self._serves, "the router")
+        self._settle()
 
     def _command(self) -> list[str]:
         return [
@@ -307,7 +327,6 @@ class Dynamo(Arm):
     ids: Mapping[str, object] | None = {
         "nvext": {"extra_fields": ["completion_token_ids"]}
     }
-    paced_step_s = 0.010
 
     def start(self, step_s: float) -> None:
         """Start the mocker and the frontend."""
@@ -339,6 +358,7 @@ class Dynamo(Arm):
         self._run("mocker", mocker, server=False, environment=environment)
         self._run("frontend", frontend, server=True, environment=environment)
         self._wait(self._serves, "the frontend")
+        self._settle()
 
 
 MOCKER_STEP_S = 0.0065
@@ -346,10 +366,10 @@ MOCKER_STEP_S = 0.0065
 
 
 def speed(step_s: float) -> list[str]:
-    """Return the mocker's options for a step; up to 10 ms it is the mocker's own."""
+    """Return the mocker's options for a step; in place of 10 ms it is the mocker's own."""
     if not step_s:
         return ["--speedup-ratio", "1000000"]
-    if step_s <= Dynamo.paced_step_s:
+    if step_s == PACED_STEP_S:
         return ["--speedup-ratio", "1"]
     decode = MOCKER_STEP_S / step_s / 1_000_000
     return ["--speedup-ratio", "1000000", "--decode-speedup-ratio", f"{decode:.3e}"]

@@ -186,20 +186,22 @@ class Backend:
     def _step(self) -> None:
         ended: list[int] = []
         num_tokens = 0
+        bundle = self._pace.bundle(len(self._streams))
         for number, connection in self._streams.items():
             try:
                 if connection.pending:  # slow: nothing new before the old is gone
                     connection.write(b"")
                     continue
-                chunk = connection.chunk
+                size = min(bundle, connection.left)
+                chunk = connection.chunk * size if size > 1 else connection.chunk
                 try:
                     taken = connection.send(chunk)
                 except BlockingIOError:
                     taken = 0
                 if taken < len(chunk):
                     connection.pending = chunk[taken:]
-                num_tokens += 1
-                connection.left -= 1
+                num_tokens += size
+                connection.left -= size
                 if connection.left <= 0:
                     connection.write(END)
                     ended.append(number)

@@ -21,6 +21,7 @@ FIELDS = struct.Struct("=QQQ")  # the step in us, the epoch, tokens that have ar
 STEPS_AHEAD = 2
 """One step on its way through the server, and one for it to go on with."""
 
+MAX_BUNDLE = 8
 STALL_S = 0.05
 """After so long without an arrival the engine steps regardless: what it counts as on
 its way was merged, or its request was left."""
@@ -106,6 +107,16 @@ class Pace:
             self._sent, self._moved_at = seen, now
             return 0.0
         return LOOK_S
+
+    def bundle(self, num_running: int) -> int:
+        """Return how many tokens of a stream may go at once.
+
+        More than one where the client says that it is many steps ahead of what was sent, as the
+        direct arm does, in which events are carried and not made one by one.
+        """
+        if self._control.step_s:
+            return 1
+        return max(1, min(MAX_BUNDLE, (self._seen - self._sent) // num_running))
 
     def stepped(self, num_tokens: int) -> None:
         """Count a step."""

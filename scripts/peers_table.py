@@ -38,6 +38,7 @@ class Figure:
 FIGURES = (
     Figure("sat_us", "CPU per streamed token, 48 streams, saturated", "us"),
     Figure("sat_ids_us", "the same, with token ids", "us"),
+    Figure("brisk_us", "CPU per streamed token, 48 streams, 1 ms step", "us"),
     Figure("paced_us", "CPU per streamed token, 48 streams, 10 ms step", "us"),
     Figure("paced_ids_us", "the same, with token ids", "us"),
     Figure("tokens_per_s_per_core", "tokens/s per core, saturated", "1/s", 0, True),
@@ -60,6 +61,7 @@ CHECKS = (
     Figure("sat_busy", "the server's core, saturated", "cores"),
     Figure("sat_rate", "events/s, saturated", "1/s", 0, True),
     Figure("sat_events_per_token", "events per token, saturated", ""),
+    Figure("brisk_rate", "events/s, 1 ms step", "1/s", 0, True),
     Figure("paced_step_ms", "the step that the client saw", "ms"),
     Figure("paced_busy", "the server's core, 10 ms step", "cores"),
     Figure("paced_events_per_token", "events per token, 10 ms step", ""),
