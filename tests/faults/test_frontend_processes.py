@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Frontend:
     url: str
     port: int
     client: aiohttp.ClientSession
+    known: set[int] = field(default_factory=set[int])  # processes, for the end
 
     async def stream(self, max_tokens: int) -> aiohttp.ClientResponse:
         """Begin a stream, on a connection of its own."""
@@ -64,6 +65,7 @@ class Frontend:
         async with within(WAIT_S):
             while not await both():
                 await asyncio.sleep(0.01)
+        self.known |= {seat["pid"] for seat in seats}
         return [seat["pid"] for seat in seats]
 
     async def counted(self) -> dict[str, float]:
@@ -109,6 +111,14 @@ async def started(*options: str) -> Process:
     return Process(process, Path())
 
 
+def end(pids: set[int]) -> None:
+    """End those whose parent was killed, and who did not end with it."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if b"frontend.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+
 @asynccontextmanager
 async def frontend(model: Path) -> AsyncGenerator[Frontend]:
     """Run two processes before a worker."""
@@ -118,16 +128,18 @@ async def frontend(model: Path) -> AsyncGenerator[Frontend]:
         *("--model", str(model), "--served-model-name", MODEL_NAME),
         *("--port", "0", "--worker", worker.link.endpoint),
     )
+    known: set[int] = set()
     try:
         await parent.until_line("listening on ")
         [url] = re.findall("listening on (.*)", parent.lines[-1])
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as client:
-            yield Frontend(parent, url, int(url.rpartition(":")[2]), client)
+            yield Frontend(parent, url, int(url.rpartition(":")[2]), client, known)
     finally:
         if parent.process.returncode is None:
             parent.process.kill()
-            await parent.exit_code()
+        end(known)
+        await parent.exit_code()  # reads all there is: pipes are closed behind it
         await worker.stop()
 
 

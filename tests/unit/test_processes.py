@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from typing import cast
 
 import msgspec
 import pytest
 
+from support.awake import STANDSTILL_S
 from tokenwire.frontend import processes
+from tokenwire.frontend.child import watch_parent
 from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.control import (
     MAX_FRAME_BYTES,
@@ -120,3 +124,18 @@ async def test_frames_come_whole_or_not_at_all() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data((MAX_FRAME_BYTES + 1).to_bytes(4, "big") + framed(Ask(1)))
     assert await read(reader, decoder) is None
+
+
+def test_a_process_that_hangs_ends_with_its_parent() -> None:
+    """It need not come to its event loop for that; what a parent says is not touched."""
+    ours, theirs = socket.socketpair()
+    gone = threading.Event()
+    thread = watch_parent(theirs, gone.set, grace_s=0.0)
+    ours.send(b"said")
+    assert thread.is_alive()
+    assert theirs.recv(4) == b"said"
+    assert not gone.is_set()
+    ours.close()
+    assert gone.wait(STANDSTILL_S)
+    thread.join()
+    theirs.close()
