@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
@@ -24,6 +25,10 @@ from .template import ChatTemplate
 from .threads import LONG_CHARS, LONG_IDS, Threads
 
 __all__ = ["SamplingDefaults", "SpecialTokens", "TextModel", "read_tokenizer"]
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Texts are encoded one by one, and the library divides none among its threads: to hand
+# one over to them and wait costs more than a short text.
 
 MAX_TEMPLATES = 32
 """Compiled templates that requests brought, kept: as many as vLLM keeps."""
@@ -125,16 +130,10 @@ class TextModel:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            if len(text) <= LONG_CHARS:
-                encoding = self._tokenizer.encode(
-                    text, add_special_tokens=add_special_tokens
-                )
-            else:
-                # ``encode`` holds the GIL. This does not, and leaves out the offsets,
-                # but wakes a pool of threads, which costs a short text a millisecond.
-                [encoding] = self._tokenizer.encode_batch_fast(
-                    [text], add_special_tokens=add_special_tokens
-                )
+            # ``encode`` holds the GIL and makes offsets, which nobody asks for.
+            [encoding] = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         except (TypeError, UnicodeEncodeError) as error:
             msg = "the text holds a lone surrogate, which is not valid Unicode"
             raise bad_request(msg) from error
