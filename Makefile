@@ -151,9 +151,9 @@ bench-scale: setup-dev  ## Measure routing and its index up to 1,000 workers; in
 overload: setup-dev  ## Offer up to 10x the capacity, with and without the queue; into docs/overload.md.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/overload.py $(OVERLOAD)
 
-soak: setup-dev  ## Load a frontend for MINUTES (10); fail if its memory grows.
+soak: setup-dev  ## Load a frontend for MINUTES (10); fail if its memory grows; STREAMS=5000 beside.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/soak.py \
-		--minutes $(or $(MINUTES),10)
+		--minutes $(or $(MINUTES),10) --streams $(or $(STREAMS),0)
 
 soak-faults: setup-dev  ## The same for MINUTES (10) while workers are killed, stopped, restarted.
 	@PYTHONPATH=tests $(BIN)/python scripts/soak_faults.py --minutes $(or $(MINUTES),10) \

@@ -25,6 +25,8 @@ from tokenwire.protocol.messages import (
 from tokenwire.protocol.tokens import pack_ids
 
 __all__ = [
+    "Counter",
+    "connections",
     "direct_ttft_ms",
     "http_ttft_ms",
     "requests_per_s",
@@ -59,15 +61,15 @@ class Counter(asyncio.Protocol):
         ):
             self._done.set_result(None)
 
-    async def post(self, body: bytes) -> None:
+    async def post(self, body: bytes, path: str = "/v1/chat/completions") -> None:
         """Send a request and wait for its whole answer."""
         self._done = asyncio.get_running_loop().create_future()
         self.first_at = 0.0
         assert self._transport is not None
         self._transport.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"
+            b"POST %s HTTP/1.1\r\nHost: bench\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-            % (len(body), body)
+            % (path.encode(), len(body), body)
         )
         await self._done
 

@@ -27,6 +27,7 @@ WORKER_NICE = 10
 slowly, a frontend makes one event of many tokens, and its cost per event says nothing."""
 
 READY_S = 60.0
+BLOCKS_PER_SEQ = 64  # of 16 tokens: 1,024 of prompt and output each
 
 
 @dataclass
@@ -92,11 +93,13 @@ def stack(
     checkout: Path | None = None,
     processes: int = 1,
     frontend_cores: str = "",
+    max_num_seqs: int = 1_024,
 ) -> Generator[Stack]:
     """Run a worker with the given step and a frontend, and wait until it serves.
 
     The frontend is that of *checkout*, or the installed one. It runs on the first core,
-    or on *frontend_cores*, as taskset writes them.
+    or on *frontend_cores*, as taskset writes them, and takes twice as many requests as
+    the worker runs sequences, *max_num_seqs*.
     """
     name = "installed" if checkout is None else "checkout"
     announce = folder / f"worker-{step_ms}-{name}.json"
@@ -107,7 +110,8 @@ def stack(
         *("--model", model, "--served-model-name", MODEL_NAME),
         *("--listen", "tcp://127.0.0.1:0", "--announce", str(announce)),
         *("--", "--step-ms", step_ms, "--prefill-tokens-per-s", "0"),
-        *("--num-blocks", "65536", "--max-num-seqs", "1024"),
+        *("--num-blocks", str(BLOCKS_PER_SEQ * max_num_seqs)),
+        *("--max-num-seqs", str(max_num_seqs)),
     ]
     if processes > 1 or frontend_cores:
         name = f"{name}-{processes}-{frontend_cores}"
@@ -128,6 +132,7 @@ def stack(
                 MODEL_NAME,
             ),
             *("--port", str(port), "--worker", endpoint, "--log-level", "warning"),
+            *("--max-inflight-requests", str(2 * max_num_seqs)),
         ]
         if processes > 1:
             frontend += ["--processes", str(processes)]

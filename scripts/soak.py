@@ -2,25 +2,37 @@
 
 `make soak` (or ``python scripts/soak.py --minutes 10``). The first third warms up: caches
 fill to their bounds. Then the resident memory may grow by the share given, no more.
+
+With ``--streams 5000`` so many streams are open beside all that, at two tokens a second
+each; the resident memory must then stay under the limit given, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import os
 import random
 import sys
 import tempfile
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from bench_load import Counter, connections
 from bench_processes import MODEL_NAME, Stack, rss_mib, stack
+
+from tokenwire.protocol.process import raise_file_limit
 
 NUM_CLIENTS = 16
 LOOK_S = 5.0
+STREAM_STEP_MS = "500"  # of many streams: their events are not what is looked at
+OPEN_EVERY_S = 0.002  # one stream: a worker that stands back must keep its heartbeat
+LEAST_TOKENS = 60  # of a stream
 
 _random = random.Random(5)
 
@@ -63,8 +75,44 @@ async def client(session: aiohttp.ClientSession, url: str, until: float) -> int:
     return number
 
 
-async def soak(running: Stack, minutes: float) -> list[float]:
+@contextlib.asynccontextmanager
+async def open_streams(running: Stack, number: int) -> AsyncGenerator[None]:
+    """Hold so many streams open: each client asks again when its stream has ended."""
+    num_posts = 0
+
+    async def client(one: Counter) -> None:
+        nonlocal num_posts
+        while True:
+            max_tokens = _random.randint(LEAST_TOKENS, 3 * LEAST_TOKENS)
+            request = {"prompt": f"stream {num_posts}", "max_tokens": max_tokens}
+            body = json.dumps({"model": MODEL_NAME, "stream": True, **request}).encode()
+            await one.post(body, "/v1/completions")
+            num_posts += 1
+
+    async with connections(running.port, number) as made:
+        clients: list[asyncio.Task[None]] = []
+        for one in made:
+            clients.append(asyncio.create_task(client(one)))
+            await asyncio.sleep(OPEN_EVERY_S)
+        yield
+        num_open = sum(not task.done() for task in clients)
+        for task in clients:
+            task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+    num_events = sum(one.num_events for one in made)
+    print(f"{num_open} streams open, {num_posts} ended before, {num_events} events")
+    if num_open < number or num_events < LEAST_TOKENS * num_posts:
+        sys.exit("soak: streams have ended early")
+
+
+async def soak(running: Stack, minutes: float, num_streams: int) -> list[float]:
     """Return the resident memory in MiB, looked at every few seconds."""
+    async with open_streams(running, num_streams):
+        return await all_kinds(running, minutes)
+
+
+async def all_kinds(running: Stack, minutes: float) -> list[float]:
+    """Send every kind of request; return the resident memory, every few seconds."""
     until = time.monotonic() + minutes * 60
     sizes: list[float] = []
 
@@ -89,22 +137,28 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--model", default=os.environ.get("TOKENWIRE_DEMO_MODEL"))
     parser.add_argument("--growth", type=float, default=0.03, help="share (0.03)")
+    parser.add_argument("--streams", type=int, default=0, help="open beside (0)")
+    parser.add_argument("--limit-mib", type=float, default=1_536.0, help="(1536)")
     given = parser.parse_args()
     if given.model is None:
         parser.error("give --model or TOKENWIRE_DEMO_MODEL")
+    raise_file_limit()
     cores = sorted(os.sched_getaffinity(0))
+    step_ms = STREAM_STEP_MS if given.streams else "1"
+    seqs = max(1_024, given.streams + given.streams // 8)
     with (
         tempfile.TemporaryDirectory() as folder,
-        stack(given.model, "1", cores, Path(folder)) as running,
+        stack(given.model, step_ms, cores, Path(folder), max_num_seqs=seqs) as running,
     ):
-        sizes = asyncio.run(soak(running, given.minutes))
+        sizes = asyncio.run(soak(running, given.minutes, given.streams))
     warm = sizes[len(sizes) // 3 :]
     quarter = max(1, len(warm) // 4)
     before, after = (max(part) for part in (warm[:quarter], warm[-quarter:]))
     print(
         f"{MODEL_NAME}: {before:.1f} MiB after warming up, {after:.1f} MiB at the end"
     )
-    return 0 if after <= before * (1 + given.growth) else 1
+    is_small = max(sizes) <= given.limit_mib
+    return 0 if is_small and after <= before * (1 + given.growth) else 1
 
 
 if __name__ == "__main__":
