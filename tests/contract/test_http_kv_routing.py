@@ -184,12 +184,20 @@ async def test_a_lost_message_leads_to_a_new_snapshot(
 
             monkeypatch.setattr(worker.link, "send", lossy)
         name, _ = await ask(served, PROMPT)
-        await eventually(partial(knows, served, name), "it is told again")
+        links = served.pool.links
+        await eventually(lambda: any(one.num_protocol_errors for one in links))
 
-        assert dropped
-        assert links_of(served)[name].num_protocol_errors == 1
+        # If the request was under way, it has gone on elsewhere.
+        [broken] = [one.worker_id for one in links if one.num_protocol_errors]
+        await eventually(partial(knows, served, broken), "it is told again")
+        assert len(dropped) == 1
+        assert [
+            one.num_protocol_errors for one in links if one.num_protocol_errors
+        ] == [1]
         await eventually(lambda: len(served.pool.usable(Role.AGGREGATED)) == 3)
-        assert await ask(served, [*PROMPT, 1]) == (name, CACHED)
+        again, num_cached = await ask(served, [*PROMPT, 1])
+        assert again in (broken, name)
+        assert num_cached == CACHED
 
 
 async def test_policies_that_do_not_look(tiny_model: Path) -> None:
