@@ -809,10 +809,8 @@ async def test_a_worker_lost_under_an_action_ends_it(tiny_model: Path) -> None:
     ):
         await running.know(made)
         pausing = asyncio.create_task(admin_post(running, "/pause"))
-        await eventually(
-            lambda: any(link.status.busy == "pause" for link in running.pool.links),
-            "it has begun",
-        )
+        [dying] = [one for one in running.pool.links if one.worker_id == "w1"]
+        await eventually(lambda: dying.status.busy == "pause", "it has begun")
         await made[1].die()
         failed = await pausing
         assert failed.status == 500
