@@ -29,6 +29,7 @@ from bench_processes import MODEL_NAME, Stack, rss_mib, stack
 from tokenwire.protocol.process import raise_file_limit
 
 NUM_CLIENTS = 16
+TOKENS, SLOW_TOKENS = 50, 4  # of most requests; beside streams, whose steps are slow
 LOOK_S = 5.0
 STREAM_STEP_MS = "500"  # of many streams: their events are not what is looked at
 OPEN_EVERY_S = 0.002  # one stream: a worker that stands back must keep its heartbeat
@@ -37,11 +38,11 @@ LEAST_TOKENS = 60  # of a stream
 _random = random.Random(5)
 
 
-def a_request(number: int) -> tuple[str, dict[str, Any], bool]:
+def a_request(number: int, max_tokens: int) -> tuple[str, dict[str, Any], bool]:
     """Return path, body and whether its client leaves early; no two are alike."""
     tag = f"request {number} {_random.random()}"
     stream = number % 2 == 0
-    fields: dict[str, Any] = {"max_tokens": 50, "stream": stream, "user": tag}
+    fields: dict[str, Any] = {"max_tokens": max_tokens, "stream": stream, "user": tag}
     chat = {**fields, "messages": [{"role": "user", "content": tag}]}
     match number % 8:
         case 0 | 1:
@@ -55,15 +56,18 @@ def a_request(number: int) -> tuple[str, dict[str, Any], bool]:
         case 6:
             return f"/v1/{tag}", chat, False
         case _:
-            return "/v1/completions", {**fields, "prompt": tag, "max_tokens": 500}, True
+            fields["max_tokens"] = 10 * max_tokens
+            return "/v1/completions", {**fields, "prompt": tag}, True
 
 
-async def client(session: aiohttp.ClientSession, url: str, until: float) -> int:
+async def client(
+    session: aiohttp.ClientSession, url: str, until: float, max_tokens: int
+) -> int:
     """Send requests until then; return how many."""
     number = 0
     while time.monotonic() < until:
         number += 1
-        path, body, leaves = a_request(_random.randrange(10**9))
+        path, body, leaves = a_request(_random.randrange(10**9), max_tokens)
         async with session.post(url + path, json=body) as answer:
             text = ""
             if leaves:
@@ -108,10 +112,11 @@ async def open_streams(running: Stack, number: int) -> AsyncGenerator[None]:
 async def soak(running: Stack, minutes: float, num_streams: int) -> list[float]:
     """Return the resident memory in MiB, looked at every few seconds."""
     async with open_streams(running, num_streams):
-        return await all_kinds(running, minutes)
+        max_tokens = SLOW_TOKENS if num_streams else TOKENS
+        return await all_kinds(running, minutes, max_tokens)
 
 
-async def all_kinds(running: Stack, minutes: float) -> list[float]:
+async def all_kinds(running: Stack, minutes: float, max_tokens: int) -> list[float]:
     """Send every kind of request; return the resident memory, every few seconds."""
     until = time.monotonic() + minutes * 60
     sizes: list[float] = []
@@ -125,7 +130,8 @@ async def all_kinds(running: Stack, minutes: float) -> list[float]:
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
         tasks.create_task(look())
         clients = [
-            tasks.create_task(client(session, url, until)) for _ in range(NUM_CLIENTS)
+            tasks.create_task(client(session, url, until, max_tokens))
+            for _ in range(NUM_CLIENTS)
         ]
     print(f"{sum(task.result() for task in clients)} requests")
     return sizes
