@@ -41,7 +41,9 @@ FREE_S = 15.0  # it takes a step of the engine or two, as in test_engine_pair
 async def engine() -> AsyncIterator[EngineProcess]:
     """An aggregated engine whose prefill is chunked above 512 tokens."""
     engine = await EngineProcess.start(
-        Role.AGGREGATED, "--max-num-batched-tokens", "512", "--max-num-seqs", "4"
+        Role.AGGREGATED,
+        *("--max-num-batched-tokens", "512", "--max-num-seqs", "4"),
+        traced=True,
     )
     yield engine
     assert await engine.stop() == []

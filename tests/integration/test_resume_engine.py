@@ -140,6 +140,7 @@ async def engine(
         *SWITCHED,
         environment=switches.environment,
         model=thinking_model(tmp_path_factory.mktemp("model")),
+        traced=True,
     )
     yield engine
     assert await engine.stop() == []

@@ -19,6 +19,7 @@ from typing import Any
 from ports import free_port
 
 from support.awake import Awake, within
+from support.tracing import untraced
 
 __all__ = ["Up", "alive", "children", "until", "up"]
 
@@ -128,8 +129,7 @@ async def up(
 ) -> AsyncGenerator[Up]:
     """Run ``tokenwire-up`` until all workers are usable; stop it by SIGINT.
 
-    Processes that are not *traced* are left out of coverage: tracing costs vLLM's half as
-    much CPU again, with every engine that is loaded.
+    Processes that are not *traced* are left out of coverage.
     """
     port = free_port()
     log = folder / "up.log"
@@ -138,8 +138,6 @@ async def up(
         for role in ("prefill", "decode", "aggregated")
     ]
     environment = {**os.environ, **SETTINGS, **(settings or {})}
-    if not traced:
-        environment.pop("COVERAGE_PROCESS_CONFIG", None)
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tokenwire.deploy.up", "--engine", engine),
@@ -148,7 +146,7 @@ async def up(
             *("--log-dir", str(folder / "logs"), "--", *engine_arguments),
             stdout=file,
             stderr=file,
-            env=environment,
+            env=environment if traced else untraced(environment),
         )
     running = Up(process, port, log)
 

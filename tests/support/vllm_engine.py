@@ -26,6 +26,7 @@ import msgspec
 
 from support.awake import Awake, within
 from support.switches import switch
+from support.tracing import untraced
 from tokenwire.protocol.messages import JsonObject, Leg, Role, Sampling
 from tokenwire.protocol.tokens import TOKEN_BYTES
 from tokenwire.worker.engine import (
@@ -180,6 +181,7 @@ class EngineProcess:
         nixl_port: int | None = None,
         model: Path = MODEL,
         environment: Mapping[str, str] | None = None,
+        traced: bool = False,
     ) -> EngineProcess:
         """Start an engine and wait until it serves.
 
@@ -189,6 +191,7 @@ class EngineProcess:
             nixl_port: Where peers shake hands with it; None: a free port.
             model: A folder.
             environment: More of it.
+            traced: Whether coverage has it.
         """
         self = cls()
         began = time.monotonic()
@@ -213,7 +216,7 @@ class EngineProcess:
                 *ENGINE_ARGUMENTS,
                 *arguments,
                 env={
-                    **os.environ,
+                    **(os.environ if traced else untraced(os.environ)),
                     "PYTHONPATH": os.pathsep.join(sys.path),
                     "TOKENWIRE_DEMO_MODEL": str(model),
                     **(environment or {}),
@@ -370,7 +373,7 @@ async def reference_ids() -> list[list[int]]:
             "reference",
             stdout=asyncio.subprocess.PIPE,
             env={
-                **os.environ,
+                **untraced(os.environ),
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "OMP_NUM_THREADS": "1",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
