@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,37 +28,22 @@ OF_VLLMS_PARSERS = [
 collect_ignore = [] if find_spec("vllm") else OF_VLLMS_PARSERS
 
 
-STACKS = re.compile(r"/integration/test_(survival|stack\w*)\.py")
-"""Tests of whole stacks on the real engine: the other process has those of engines."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the real engine's tests last: they want the machine.
-
-    Of stacks that are hurt there are three engines: before the pair of the others is there,
-    which stays.
-    """
-
-    def rank(item: pytest.Item) -> tuple[bool, bool]:
-        on_engine = item.get_closest_marker("engine") is not None
-        return on_engine, on_engine and item.path.name != "test_survival.py"
-
-    items.sort(key=rank)
+    """Put the real engine's tests last: they want the whole machine."""
+    items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
 
 
 def process_group(nodeid: str) -> str:
-    """Return what a test is in one process with: its module, or others on the engine."""
+    """Return what a test is in one process with: its module, or the real engine's."""
     module = nodeid.partition("::")[0]
-    if STACKS.search(module):
-        return "stacks"
     on_both = module.endswith("/test_engine_contract.py")
     on_engine = "/integration/" in module or (on_both and "[vllm" in nodeid)
-    return "engines" if on_engine else module
+    return "engine" if on_engine else module
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Give the processes of ``pytest -n`` modules, in their order, and two the engine."""
+    """Give the processes of ``pytest -n`` modules, in their order, and one the engine."""
     config.option.loadscopereorder = False
     scheduler: Any = import_module("xdist.scheduler").LoadScopeScheduling(config, log)
     scheduler._split_scope = process_group

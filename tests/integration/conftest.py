@@ -39,7 +39,6 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
         engine="vllm",
         workers=PAIR,
         timeout_s=LOAD_S,
-        traced=False,
         engine_arguments=(
             *("--dtype", "float32", "--max-model-len", "2048"),
             # Short steps: an abort takes effect between two of them.

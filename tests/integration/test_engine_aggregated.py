@@ -43,7 +43,6 @@ async def engine() -> AsyncIterator[EngineProcess]:
     engine = await EngineProcess.start(
         Role.AGGREGATED,
         *("--max-num-batched-tokens", "512", "--max-num-seqs", "4"),
-        traced=True,
     )
     yield engine
     assert await engine.stop() == []

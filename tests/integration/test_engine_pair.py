@@ -91,8 +91,8 @@ async def pair() -> AsyncIterator[Pair]:
     nixl_port = free_port()
     pair = Pair(
         *await asyncio.gather(
-            EngineProcess.start(Role.PREFILL, nixl_port=nixl_port, traced=True),
-            EngineProcess.start(Role.DECODE, "--max-num-seqs", "2", traced=True),
+            EngineProcess.start(Role.PREFILL, nixl_port=nixl_port),
+            EngineProcess.start(Role.DECODE, "--max-num-seqs", "2"),
         ),
         nixl_port,
     )

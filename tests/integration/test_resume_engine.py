@@ -140,7 +140,6 @@ async def engine(
         *SWITCHED,
         environment=switches.environment,
         model=thinking_model(tmp_path_factory.mktemp("model")),
-        traced=True,
     )
     yield engine
     assert await engine.stop() == []

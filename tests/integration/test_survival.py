@@ -45,7 +45,6 @@ async def survivors(
         engine="vllm",
         workers=ROLES,
         timeout_s=LOAD_S,
-        traced=False,
         engine_arguments=(
             *("--dtype", "float32", "--max-model-len", "2048"),
             # Two prompts of 1,900 tokens do not block the streams for seconds.

@@ -11,6 +11,5 @@ def untraced(environment: Mapping[str, str]) -> dict[str, str]:
     """Return *environment* for a process that a run under coverage leaves out.
 
     Tracing costs vLLM's processes half as much CPU again with each engine that is loaded.
-    One engine of each kind is traced.
     """
     return {k: v for k, v in environment.items() if k != "COVERAGE_PROCESS_CONFIG"}

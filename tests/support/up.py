@@ -125,11 +125,10 @@ async def up(
     name: str = "tiny",
     frontends: int = 1,
     settings: Mapping[str, str] | None = None,
-    traced: bool = True,
 ) -> AsyncGenerator[Up]:
     """Run ``tokenwire-up`` until all workers are usable; stop it by SIGINT.
 
-    Processes that are not *traced* are left out of coverage.
+    A real engine's processes are not traced.
     """
     port = free_port()
     log = folder / "up.log"
@@ -146,7 +145,7 @@ async def up(
             *("--log-dir", str(folder / "logs"), "--", *engine_arguments),
             stdout=file,
             stderr=file,
-            env=environment if traced else untraced(environment),
+            env=untraced(environment) if engine == "vllm" else environment,
         )
     running = Up(process, port, log)
 

@@ -181,7 +181,6 @@ class EngineProcess:
         nixl_port: int | None = None,
         model: Path = MODEL,
         environment: Mapping[str, str] | None = None,
-        traced: bool = False,
     ) -> EngineProcess:
         """Start an engine and wait until it serves.
 
@@ -191,7 +190,6 @@ class EngineProcess:
             nixl_port: Where peers shake hands with it; None: a free port.
             model: A folder.
             environment: More of it.
-            traced: Whether coverage has it.
         """
         self = cls()
         began = time.monotonic()
@@ -216,7 +214,7 @@ class EngineProcess:
                 *ENGINE_ARGUMENTS,
                 *arguments,
                 env={
-                    **(os.environ if traced else untraced(os.environ)),
+                    **untraced(os.environ),
                     "PYTHONPATH": os.pathsep.join(sys.path),
                     "TOKENWIRE_DEMO_MODEL": str(model),
                     **(environment or {}),
