@@ -811,6 +811,8 @@ async def test_a_worker_lost_under_an_action_ends_it(tiny_model: Path) -> None:
         pausing = asyncio.create_task(admin_post(running, "/pause"))
         [dying] = [one for one in running.pool.links if one.worker_id == "w1"]
         await eventually(lambda: dying.status.busy == "pause", "it has begun")
+        # Its engine's stop would end the action, in words of its own.
+        made[1].link.close()
         await made[1].die()
         failed = await pausing
         assert failed.status == 500
