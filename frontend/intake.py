@@ -20,6 +20,7 @@ from .calls import Call
 from .capacity import UNLIMITED, Capacity
 from .config import Config
 from .errors import ApiError, overloaded, unavailable
+from .events import first_of
 from .metrics import Metrics
 from .pool import Pool
 
@@ -188,14 +189,7 @@ class Intake:
         _log.info(
             "stopping: %d requests may go on for %.0f s", self._num_inflight, timeout_s
         )
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, force)]
-        try:
-            await asyncio.wait(
-                waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await first_of(self._idle, force, timeout_s=timeout_s)
         self._gate.close()
         if self._num_inflight:
             _log.warning("%d requests did not end in time", self._num_inflight)

@@ -26,6 +26,7 @@ from tokenwire.protocol.restart import (
 from .board import Board
 from .config import Config
 from .control import Start
+from .events import first_of
 from .pages import Books
 from .spawned import Spawned
 
@@ -127,7 +128,7 @@ class Processes:
         """
         restarts = Restarts(RESTARTS)
         if number:
-            await _either(self._first_is_up, self._stopping)
+            await first_of(self._first_is_up, self._stopping)
             restarts.up(time.monotonic())  # with these settings a process comes up
         while not self._stopping.is_set():
             try:
@@ -149,7 +150,7 @@ class Processes:
                 "process %s; it is started again in %.2g s, the others go on",
                 *(how, verdict.delay_s),
             )
-            await _either(self._stopping, timeout_s=verdict.delay_s)
+            await first_of(self._stopping, timeout_s=verdict.delay_s)
 
     async def _attend(self, one: Spawned, restarts: Restarts) -> tuple[str, int]:
         """Return how a process has ended, in words and as its exit status."""
@@ -263,18 +264,6 @@ async def listening(
         msg = f"cannot listen on {host}:{port}: {error.strerror or error}"
         raise OSError(msg) from error
     return sockets
-
-
-async def _either(*events: asyncio.Event, timeout_s: float | None = None) -> None:
-    """Wait for one of *events*, or for the timeout."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(
-            waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 def _say_where(what: str, listeners: Sequence[socket.socket]) -> None:
