@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from ports import free_port
@@ -96,9 +96,16 @@ def bare(model: str, port: int, folder: Path, notify: str) -> list[str]:
     ]
 
 
+class Server(NamedTuple):
+    """One that serves."""
+
+    url: str
+    pid: int  # of its first process
+
+
 @contextlib.asynccontextmanager
-async def running(command: list[str], port: int, log: Path) -> AsyncGenerator[str]:
-    """Run a server until it lists its model; yield where it is."""
+async def running(command: list[str], port: int, log: Path) -> AsyncGenerator[Server]:
+    """Run a server; yield it once it lists its model."""
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
@@ -110,7 +117,7 @@ async def running(command: list[str], port: int, log: Path) -> AsyncGenerator[st
                 if process.returncode is not None:
                     sys.exit(f"{command[2]} ended: see {log}")
                 await asyncio.sleep(0.5)
-        yield url
+        yield Server(url, process.pid)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
@@ -198,7 +205,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> None:
         ):
             rates: dict[str, list[float]] = {"tokenwire": [], "vLLM": []}
             for number in range(arguments.rounds + 1):
-                turns = [("tokenwire", ours, None), ("vLLM", theirs, states[1])]
+                turns = [("tokenwire", ours.url, None), ("vLLM", theirs.url, states[1])]
                 if number % 2:
                     turns.reverse()  # whoever is first may find a warmer machine
                 for name, url, where in turns:

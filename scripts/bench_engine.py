@@ -5,8 +5,10 @@
 arms take turns within each repeat, so that what else the machine does hits all of them.
 
 1. ``vllm serve``, an aggregated tokenwire, and one prefill and one decode worker of
-   tokenwire, all loaded at once: output tokens/s, time to first token, inter-token latency
-   at 1, 8 and 32 streams.
+   tokenwire, all loaded at once: output tokens/s, time to first token, inter-token latency,
+   and CPU per output token of all of a server's processes, at 1, 8 and 32 streams.
+   ``vllm serve`` takes two turns in each repeat: how far it is from itself is the noise.
+   A ratio is the median of each repeat's own.
 2. Two aggregated workers behind two frontends, one with ``--routing kv``, one with
    ``--routing round-robin``: prompts that share long prefixes.
 
@@ -27,17 +29,18 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench_capture import running
+from bench_capture import Server, running
+from peers_proc import cpu_s, family
 from ports import free_port
 from table import write as write_table
 
 NAME = "bench"
-STREAMS = {1: 6, 8: 32, 32: 96}
+STREAMS = {1: 3, 8: 16, 32: 64}
 """Requests of a round, by how many are under way: some ten seconds each."""
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 48
@@ -59,6 +62,7 @@ MEASURED = {
     "median_ttft_ms": "TTFT, median, ms",
     "median_itl_ms": "inter-token, median, ms",
     "p99_itl_ms": "inter-token, p99, ms",
+    "cpu_ms": "CPU per output token, ms",
 }
 FOUND = "tokenwire_prefix_tokens_found_total"
 
@@ -69,6 +73,7 @@ class Arm:
 
     name: str
     url: str
+    pid: int  # of the server's first process
     values: dict[tuple[str, str], list[float]] = field(
         default_factory=dict[tuple[str, str], list[float]]
     )
@@ -81,6 +86,11 @@ class Arm:
     def median(self, load: str, figure: str) -> float:
         """Return the median of what was measured."""
         return statistics.median(self.values[load, figure])
+
+    def ratios(self, base: Arm, load: str, figure: str) -> list[float]:
+        """Return how it compares with *base*, repeat by repeat, in ascending order."""
+        pairs = zip(self.values[load, figure], base.values[load, figure], strict=True)
+        return sorted(one / other for one, other in pairs)
 
 
 class Client:
@@ -133,8 +143,10 @@ def tokenwire(model: str, port: int, *workers: str) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def frontend(model: str, workers: set[str], routing: str) -> AsyncGenerator[str]:
-    """Run one more frontend at *workers*; yield where it is."""
+async def frontend(
+    model: str, workers: set[str], routing: str
+) -> AsyncGenerator[Server]:
+    """Run one more frontend at *workers*; yield it."""
     given = [word for worker in workers for word in ("--worker", worker)]
     port = free_port()
     process = await asyncio.create_subprocess_exec(
@@ -145,7 +157,7 @@ async def frontend(model: str, workers: set[str], routing: str) -> AsyncGenerato
     url = f"http://127.0.0.1:{port}"
     try:
         await have(url, len(workers))
-        yield url
+        yield Server(url, process.pid)
     finally:
         if process.returncode is None:
             process.terminate()
@@ -195,14 +207,19 @@ async def beside_vllm(client: Client, model: str, repeats: int) -> list[Arm]:
             "1 prefill + 1 decode": tokenwire(model, ports[2]),
         }
         for port, (name, command) in zip(ports, commands.items(), strict=True):
-            server = running(command, port, folder / f"{port}.log")
-            arms.append(Arm(name, await servers.enter_async_context(server)))
+            server = await servers.enter_async_context(
+                running(command, port, folder / f"{port}.log")
+            )
+            arms.append(Arm(name, *server))
         for arm, num_workers in zip(arms[1:], (1, 2), strict=True):
             await have(arm.url, num_workers)
+        arms.append(replace(arms[0], name="itself", values={}))
         for repeat in range(-1, repeats):  # the first does not count
             order = arms[repeat % len(arms) :] + arms[: repeat % len(arms)]
             for streams, num_prompts in STREAMS.items():
                 for arm in order:
+                    pids = family(arm.pid)
+                    before_s = cpu_s(pids)
                     result = await client.run(
                         arm.url,
                         streams,
@@ -211,6 +228,8 @@ async def beside_vllm(client: Client, model: str, repeats: int) -> list[Arm]:
                         *("--random-output-len", str(OUTPUT_TOKENS)),
                         *("--num-prompts", str(num_prompts)),
                     )
+                    num_tokens = num_prompts * OUTPUT_TOKENS
+                    result["cpu_ms"] = 1_000 * (cpu_s(pids) - before_s) / num_tokens
                     for figure in MEASURED if repeat >= 0 else ():
                         arm.add(f"{streams} streams", figure, result[figure])
         return arms
@@ -222,11 +241,14 @@ async def by_routing(client: Client, model: str, repeats: int) -> list[Arm]:
         folder = Path(servers.enter_context(tempfile.TemporaryDirectory()))
         port, log = free_port(), folder / "up.log"
         command = tokenwire(model, port, "--aggregated", "2")
-        url = await servers.enter_async_context(running(command, port, log))
+        url, _ = await servers.enter_async_context(running(command, port, log))
         await have(url, 2)
         workers = set(re.findall(r"up at (tcp://\S+?),", log.read_text()))
         arms = [
-            Arm(name, await servers.enter_async_context(frontend(model, workers, name)))
+            Arm(
+                name,
+                *await servers.enter_async_context(frontend(model, workers, name)),
+            )
             for name in ("kv", "round-robin")
         ]
         for repeat in range(-1, repeats):
@@ -263,7 +285,9 @@ def tables(servers: list[Arm], routings: list[Arm], repeats: int) -> str:
             f"Written by `make bench-engine`: {len(os.sched_getaffinity(0))} cores, "
             f"{platform.machine()}, Python {platform.python_version()}, vLLM "
             f"{import_module('vllm').__version__}, bfloat16, {INPUT_TOKENS} tokens in, "
-            f"{OUTPUT_TOKENS} out; medians of {repeats} repeats, arms in turns."
+            f"{OUTPUT_TOKENS} out; medians of {repeats} repeats, arms in turns; a ratio is the "
+            "median of each repeat's own, with the lowest and the highest. `vllm serve` takes two "
+            'turns in each: the column "itself" is the noise.'
         ),
         "",
         f"| load | figure | {first.name} |"
@@ -273,7 +297,7 @@ def tables(servers: list[Arm], routings: list[Arm], repeats: int) -> str:
     for load, figure in first.values:
         base = first.median(load, figure)
         cells = "".join(
-            f" {arm.median(load, figure):.1f} | {arm.median(load, figure) / base:.2f} |"
+            f" {arm.median(load, figure):.1f} | {_spread(arm.ratios(first, load, figure))} |"
             for arm in ours
         )
         lines.append(f"| {load} | {MEASURED[figure]} | {base:.1f} |{cells}")
@@ -294,6 +318,11 @@ def tables(servers: list[Arm], routings: list[Arm], repeats: int) -> str:
         ratio = f"{one / other:.2f}" if other else "-"
         lines.append(f"| {names[figure]} | {one:.1f} | {other:.1f} | {ratio} |")
     return "\n".join(lines)
+
+
+def _spread(ratios: list[float]) -> str:
+    """Return a median with its lowest and highest, of values in ascending order."""
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
 
 
 async def measure(model: str, repeats: int) -> str:
