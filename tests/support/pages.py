@@ -7,7 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
-__all__ = ["Example", "events", "examples", "programs", "shape"]
+__all__ = [
+    "PAGES",
+    "ROOT",
+    "Example",
+    "anchors",
+    "events",
+    "examples",
+    "links",
+    "programs",
+    "shape",
+]
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "deploy").rglob("*.md"),
+    ]
+)
+"""What people read."""
 
 
 class Example(NamedTuple):
@@ -55,3 +75,20 @@ def events(text: str) -> Iterator[str]:
     """Yield the data of a stream's events but the last."""
     for block in text.strip().split("\n\n")[:-1]:
         yield block.removeprefix("data: ")
+
+
+def links(page: Path) -> Iterator[str]:
+    """Yield what a page's links to our own files lead to, from its folder on."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            yield target
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names by which a page's headings are linked to, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
