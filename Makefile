@@ -183,6 +183,7 @@ kill-demo: setup-dev  ## Kill what serves a tool call, in its middle (KILL='--en
 docs: setup-dev  ## Write what docs/ has from the code: tables, the checkpoint's schema.
 	@$(BIN)/python scripts/api_docs.py
 	@$(BIN)/python scripts/checkpoint_schema.py
+	@$(BIN)/python scripts/config_docs.py
 
 # Type checkers do not follow import hooks: give them a real tokenwire/ folder.
 tree: $(PACKAGES:%=$(TREE)/%)

@@ -158,9 +158,17 @@ def _parser() -> SettingsParser:
     )
     count = _number(int, 0, MAX_PROCESSES)
     add = parser.add_argument
-    add("--engine", choices=["vllm", "sim"], default="vllm", help="(default: vllm)")
+    add(
+        "--engine",
+        choices=["vllm", "sim"],
+        default="vllm",
+        help="vLLM, or the simulated engine (default: vllm)",
+    )
     add("--model", help="folder or hub id (default: the demo model, once it is built)")
-    add("--served-model-name", help="(default: the folder's name, or the hub id)")
+    add(
+        "--served-model-name",
+        help="name in requests and answers (default: the folder's name, or the hub id)",
+    )
     add("--prefill", type=count, metavar="N", help="prefill workers")
     add("--decode", type=count, metavar="N", help="decode workers")
     add(
@@ -169,7 +177,13 @@ def _parser() -> SettingsParser:
         metavar="N",
         help="workers that do both (default: one prefill and one decode worker)",
     )
-    add("--frontends", type=count, default=1, metavar="N", help="(default: 1)")
+    add(
+        "--frontends",
+        type=count,
+        default=1,
+        metavar="N",
+        help="frontends, which share the port (default: 1)",
+    )
     add(
         "--processes",
         default="1",
@@ -205,7 +219,9 @@ def _parser() -> SettingsParser:
         help="0 takes a free one (default: 8000)",
     )
     add(
-        "--log-dir", metavar="DIR", help="(default: a new folder, kept after a failure)"
+        "--log-dir",
+        metavar="DIR",
+        help="where each process's log goes (default: a new folder, kept after a failure)",
     )
     add(
         "--start-timeout-s",

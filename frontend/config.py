@@ -214,7 +214,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         "--log-level",
         default="info",
         choices=["debug", "info", "warning", "error"],
-        help="(default: %(default)s)",
+        help="the least severe lines that are logged (default: %(default)s)",
     )
     add_key_options(
         parser,

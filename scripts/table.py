@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["write"]
+__all__ = ["replaced", "write"]
 
 
 def write(page: Path, name: str, text: str) -> None:
@@ -13,10 +13,19 @@ def write(page: Path, name: str, text: str) -> None:
     Raises:
         ValueError: The page has not both markers.
     """
+    page.write_text(replaced(page.read_text(), name, text))
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    """Return the text of a page with *text* between the markers of *name*.
+
+    Raises:
+        ValueError: The page has not both markers.
+    """
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-    head, has_begin, rest = page.read_text().partition(begin)
+    head, has_begin, rest = page.partition(begin)
     _, has_end, tail = rest.partition(end)
     if not has_begin or not has_end:
-        msg = f"{page} lacks the markers of {name}"
+        msg = f"the page lacks the markers of {name}"
         raise ValueError(msg)
-    page.write_text(f"{head}{begin}{text.rstrip()}\n{end}{tail}")
+    return f"{head}{begin}{text.rstrip()}\n{end}{tail}"
