@@ -55,6 +55,7 @@ from .admission import Bounds
 from .config import WorkerConfig, parse_config
 from .exposition import Exposition
 from .gate import Gate
+from .health import Health
 from .journal import Journal
 from .link import Link, LinkError
 from .metrics import Metrics, MetricsServer, engine_families, serve_metrics
@@ -105,6 +106,7 @@ class Worker:
         self._link: Link | None = None
         self._service: Service | None = None
         self._metrics: MetricsServer | None = None
+        self._health = Health()
         self._exposition = Exposition(engine_families)
         self._announced = False
 
@@ -158,7 +160,9 @@ class Worker:
             gate=None if config.keys.is_plaintext else Gate(config.keys),
         )
         if config.metrics_port is not None:
-            self._metrics = serve_metrics(config.metrics_host, config.metrics_port)
+            self._metrics = serve_metrics(
+                config.metrics_host, config.metrics_port, self._health
+            )
         if self._captures is not None:
             self._captures.check()
             self._sweeping = asyncio.create_task(self._captures.run())
@@ -187,6 +191,7 @@ class Worker:
         sink.connect(service)
         link.start(service)
         _calm_collector()
+        self._health.serving()
         self._announce(link.endpoint)
         self._say(f"serving {config.served_model_name} at {link.endpoint}")
         return service
@@ -263,6 +268,7 @@ class Worker:
         if self._link is not None:
             self._link.tick()
         service.tick()
+        self._health.beat()
         self._wake.clear()
         interval_s = self._config.heartbeat_interval_s / TICKS_PER_HEARTBEAT
         with contextlib.suppress(TimeoutError):
@@ -274,6 +280,7 @@ class Worker:
     async def _shutdown(self) -> None:
         """Announce no more, let requests end, stop the engine, close the link."""
         service = self._service
+        self._health.stopping()
         self._withdraw()
         if service is not None and service.dead_reason is None:
             await self._drain(service)

@@ -7,7 +7,10 @@ import json
 import os
 import signal
 import sys
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import zmq
@@ -22,6 +25,19 @@ from tokenwire.protocol.messages import (
 )
 
 
+async def probed(metrics_url: str) -> dict[str, int]:
+    """Return the status that each probe of a worker gets."""
+    url = urlsplit(metrics_url)
+
+    def ask(path: str) -> int:
+        connection = HTTPConnection(str(url.hostname), url.port, timeout=60)
+        with closing(connection):
+            connection.request("GET", path)
+            return connection.getresponse().status
+
+    return {path: await asyncio.to_thread(ask, path) for path in ("/live", "/ready")}
+
+
 async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> None:
     """SIGTERM with nothing running: exit code 0, and the announcement is gone."""
     options = ("--metrics-port", "0", "--weight-version", "step-7")
@@ -33,6 +49,7 @@ async def test_a_worker_announces_itself_serves_and_leaves(tmp_path: Path) -> No
         assert announced["model"] == "m"
         assert announced["pid"] == running.process.pid
         assert announced["metrics"].startswith("http://127.0.0.1:")
+        assert await probed(announced["metrics"]) == {"/live": 200, "/ready": 200}
         with Client(announced["endpoint"]) as client:
             card = client.hello()
             assert (card.worker_id, card.engine, card.role) == (

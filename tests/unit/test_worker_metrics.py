@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from support.awake import within
 from tokenwire.protocol.messages import ErrorKind, Finished, FinishReason
 from tokenwire.worker.engine import EngineLoad
+from tokenwire.worker.health import Health
 from tokenwire.worker.metrics import Metrics, engine_families, serve_metrics
 
 
@@ -88,17 +89,39 @@ def test_another_engine_brings_its_own_families() -> None:
     assert engine_families(registry) == ""
 
 
+async def asked(host: str, port: int, path: str) -> bytes:
+    """Return the whole answer to a GET of *path*."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET %s HTTP/1.0\r\n\r\n" % path.encode())
+    async with within(60):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
 async def test_the_page_is_on_the_given_host_at_a_free_port() -> None:
     """Port 0 becomes a real one, told in the URL."""
-    server = serve_metrics("127.0.0.1", 0)
+    server = serve_metrics("127.0.0.1", 0, Health())
     try:
         assert server.url == f"http://127.0.0.1:{server.port}/metrics"
-        reader, writer = await asyncio.open_connection(server.host, server.port)
-        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-        async with within(60):
-            answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
+        answer = await asked(server.host, server.port, "/metrics")
         assert b"200 OK" in answer.splitlines()[0]
+        assert b"python_info" in answer
+    finally:
+        server.close()
+
+
+async def test_probes_are_answered_beside_the_metrics() -> None:
+    """A worker that loads is live, and not ready."""
+    health = Health()
+    server = serve_metrics("127.0.0.1", 0, health)
+    try:
+        assert b" 200 OK" in await asked(server.host, server.port, "/live")
+        assert b" 503 " in await asked(server.host, server.port, "/ready")
+        health.serving()
+        answer = await asked(server.host, server.port, "/ready")
+        assert b" 200 OK" in answer
+        assert answer.endswith(b"serving\n")
     finally:
         server.close()
