@@ -180,8 +180,9 @@ kill-demo: setup-dev  ## Kill what serves a tool call, in its middle (KILL='--en
 	@$(SETUP) $(EXTRA)
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/kill_demo.py $(KILL)
 
-docs: setup-dev  ## Write what docs/ has from the code: tables, the checkpoint's schema.
+docs: setup-dev  ## Write what is made from the code: tables, the checkpoint's schema, the dashboard.
 	@$(BIN)/python scripts/api_docs.py
+	@$(BIN)/python scripts/dashboard.py
 	@$(BIN)/python scripts/checkpoint_schema.py
 	@$(BIN)/python scripts/config_docs.py
 

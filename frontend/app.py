@@ -141,7 +141,7 @@ async def serve(
         # a second one says nothing new. A parent in a hurry sends SIGINT.
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGINT, end_now)
-    metrics = Metrics()
+    metrics = Metrics(config.served_model_name, config.objectives)
     pool = Pool(
         model=config.served_model_name,
         tokenizer_sha256=model.sha256,

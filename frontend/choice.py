@@ -21,6 +21,9 @@ from .rows import joined, rows
 
 __all__ = ["Choice", "Collected", "Delta"]
 
+OUR_FAULT = 500
+"""The status from which on an error is not the client's."""
+
 SLICE_TOKENS = 64
 """Of a resumable choice, delivered without a pause: a parser takes up to 0.3 ms for one,
 and other streams wait meanwhile."""
@@ -85,6 +88,7 @@ class Choice:
         "_deliver",
         "_end",
         "_feed_one",
+        "_first_at",
         "_fold",
         "_held",
         "_is_followed",
@@ -136,6 +140,7 @@ class Choice:
         self._metrics = metrics
         self._observe_gap = metrics.inter_token_latency.observe
         self._clock = clock
+        self._first_at = 0.0
         self._last_at = 0.0
         self._held = True
         self._token_ids: list[int] = []
@@ -152,6 +157,7 @@ class Choice:
             if self._last_at:
                 self._observe_gap(now - self._last_at)
             else:
+                self._first_at = now
                 self._metrics.time_to_first_token.observe(now - self.started_at)
             self._last_at = now
             if end is not None:
@@ -180,6 +186,8 @@ class Choice:
         """Take an end that came alone."""
         try:
             self._on_end(end)
+            if end.error is not None and end.error.status >= OUR_FAULT:
+                self._metrics.ended_badly()
             if not self._held:
                 self._emit([], None, end)
                 return
@@ -349,6 +357,12 @@ class Choice:
         if not self._is_followed:  # it did not begin here
             latency_s = self._clock() - self.started_at
             self._metrics.e2e_request_latency.observe(latency_s)
+            if end.error is None:
+                self._metrics.ended_well(
+                    self._first_at - self.started_at,
+                    self._last_at - self._first_at,
+                    self.num_tokens,
+                )
         end.called_tools = end.reason is FinishReason.STOP and self._fold.called_tools
         parsed = self._fold.take()
         self._deliver(self, Delta(text, token_ids, logprobs, end, parsed))

@@ -24,6 +24,7 @@ from tokenwire.protocol.settings import (
 from .admin_settings import AdminSettings, add_admin_options, admin_settings
 from .cores import allowed_cores
 from .disaggregation import MAX_QUEUED_TOKENS, MIN_UNCACHED_TOKENS, RemotePrefill
+from .goodput import Objectives, add_goodput_options, objectives
 from .nvext import Placement
 from .parsers import ParserChoice
 from .policy import Policy
@@ -90,6 +91,7 @@ class Config(msgspec.Struct, frozen=True):
     parsers: ParserChoice
     admin: AdminSettings
     resume: ResumeSettings
+    objectives: Objectives
     refuse_while_paused: bool  # else requests wait
 
 
@@ -227,6 +229,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     _add_parsers(parser)
     add_admin_options(parser)
     add_resume_options(parser)
+    add_goodput_options(parser)
     given = parser.parse_settings(arguments)
     sources = [given.worker, given.workers_file, given.workers_dns]
     if sum(map(bool, sources)) != 1:
@@ -280,6 +283,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         ),
         admin=admin_settings(parser, given),
         resume=resume_settings(given),
+        objectives=objectives(given),
         refuse_while_paused=given.while_paused == "refuse",
     )
 

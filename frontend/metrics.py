@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from itertools import product
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,7 +24,9 @@ from prometheus_client.registry import Collector
 
 from tokenwire.protocol.messages import ErrorKind
 
+from .admission import Reason
 from .disaggregation import PrefillPlace
+from .goodput import Objectives, Outcome
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -106,9 +110,16 @@ class EachGauge(Collector):
 
 
 class Metrics:
-    """All that this frontend counts."""
+    """All that this frontend counts.
 
-    def __init__(self) -> None:
+    Args:
+        model_name: What it serves, for ``tokenwire_frontend_info``.
+        objectives: What counts as goodput.
+    """
+
+    def __init__(
+        self, model_name: str = "", objectives: Objectives | None = None
+    ) -> None:
         # A second series per counter, which nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -168,6 +179,12 @@ class Metrics:
         self._errors = self._counter(
             "tokenwire_request_errors", "Failed requests, by error code.", "code"
         )
+        self._goodput = self._counter(
+            "tokenwire_goodput",
+            "Outputs, by whether they met the objectives; else the first they missed.",
+            "outcome",
+        )
+        self._objectives = objectives or Objectives()
         self._legs_failed = self._counter(
             "tokenwire_leg_failures", "Submits that a worker failed.", "kind"
         )
@@ -253,7 +270,35 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._tell_info(model_name)
         self._processes()
+        self._begin_at_zero()
+
+    def _tell_info(self, model_name: str) -> None:
+        info = Gauge(
+            "tokenwire_frontend_info",
+            "What runs here; always 1.",
+            ["model_name", "version"],
+            registry=self.registry,
+        )
+        info.labels(model_name, version("tokenwire")).set(1)
+
+    def _begin_at_zero(self) -> None:
+        """Show what has not happened yet, too.
+
+        Of a series that begins at 1, Prometheus does not see the first increase, which
+        an alert may be about.
+        """
+        for outcome in Outcome:
+            self._goodput.labels(outcome.value)
+        for place in PrefillPlace:
+            self._prompts_placed.labels(place.value)
+        for kind in ErrorKind:
+            self._legs_failed.labels(kind.value)
+        for kind, exactness in product(ErrorKind, ("exact", "drift")):
+            self._migrations.labels(kind.value, exactness)
+        for reason in ("inflight", "body_bytes", *(one.value for one in Reason)):
+            self._shed.labels(reason, "normal")
 
     def _processes(self) -> None:
         """Tell of the processes as one that is alone; several are told of by ``pages``."""
@@ -292,6 +337,21 @@ class Metrics:
     def failed(self, code: str) -> None:
         """Count a failed request."""
         self._errors.labels(code).inc()
+
+    def ended_well(self, ttft_s: float, decode_s: float, num_tokens: int) -> None:
+        """Count whether an output met the objectives.
+
+        Args:
+            ttft_s: From the request's arrival to the first token.
+            decode_s: From there to the last one.
+            num_tokens: All of them.
+        """
+        outcome = self._objectives.outcome(ttft_s, decode_s, num_tokens)
+        self._goodput.labels(outcome.value).inc()
+
+    def ended_badly(self) -> None:
+        """Count an output that failed by no fault of its client."""
+        self._goodput.labels(Outcome.FAILED.value).inc()
 
     def leg_failed(self, kind: ErrorKind) -> None:
         """Count a failure at a worker, retried or not."""

@@ -34,6 +34,7 @@ LARGEST = frozenset(
         "tokenwire_num_requests_waiting",
         "tokenwire_kv_cache_usage_perc",
         "tokenwire_kv_index_blocks",
+        "tokenwire_frontend_info",
     }
 )
 """Gauges of what all processes see: the workers."""

@@ -154,6 +154,7 @@ class EngineLoad:
     num_waiting: int = 0
     kv_usage: float = 0.0  # used share of the KV blocks, 0..1
     num_steps: int | None = None  # made since the start; None: it does not count
+    num_kv_expired: int = 0  # hand-overs left to their lease; of a simulated engine
 
 
 class EngineSink(Protocol):

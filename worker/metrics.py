@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -28,7 +29,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tokenwire.protocol.messages import ErrorKind, Finished
+from tokenwire.protocol.messages import Card, ErrorKind, Finished
 from tokenwire.worker.captures import Usage
 from tokenwire.worker.engine import EngineLoad
 from tokenwire.worker.kv_blocks import BlockUsage
@@ -42,6 +43,8 @@ __all__ = ["Metrics", "MetricsServer", "engine_families", "serve_metrics"]
 
 PREFIX = "tokenwire_worker_"
 ENGINE_PREFIX = "vllm:"
+FIRST_CORE = "0"
+"""vLLM's label ``engine`` counts an engine's cores; a simulated one has one."""
 
 _LATENCY_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
@@ -87,6 +90,8 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             names = ("model_name", *labels)
             whole = Counter(PREFIX + name, text, names, registry=registry)
+            if not labels:
+                whole.labels(model_name)  # 0 is shown: else its first 1 is no increase
             return known(whole, name)
 
         def gauge(name: str, text: str) -> Gauge:
@@ -126,6 +131,12 @@ class Metrics:
         self._released = counter("kv_releases", "Hand-overs released without a read.")
         self._broken = counter("protocol_errors", "Messages that were none.")
         self._batches = counter("batches", "Batch messages sent.")
+        self._info = Gauge(
+            PREFIX + "info",
+            "Which worker this is; always 1.",
+            ("model_name", "worker_id", "role", "engine", "engine_version", "version"),
+            registry=registry,
+        )
         self._captures = _CaptureMetrics(model_name, registry)
         self._journal = _JournalMetrics(model_name, registry)
         self._blocks = _BlockMetrics(model_name, registry)
@@ -138,8 +149,22 @@ class Metrics:
         self._handover_s = seconds(
             "kv_handover_seconds", "Of decode legs: Submit to first token."
         )
+        self._expired: Counter | None = None
+        self._num_expired = 0
         if as_vllm:
             registry.register(_AsVllm(self._vllm_has))
+            self._expired = Counter(
+                ENGINE_PREFIX + "nixl_num_kv_expired_reqs",
+                "Hand-overs whose KV nobody read until its lease ended.",
+                ("model_name", "engine"),
+                registry=registry,
+            )
+            self._expired.labels(model_name, FIRST_CORE)
+
+    def serves(self, card: Card) -> None:
+        """Tell which worker this is."""
+        labels = (card.worker_id, card.role.value, card.engine, card.engine_version)
+        self._info.labels(self._model_name, *labels, version("tokenwire")).set(1)
 
     def captured(self, usage: Usage, num_untold: int) -> None:
         """Show what is in the folder of hidden states."""
@@ -166,6 +191,10 @@ class Metrics:
         self._kv_usage.set(load.kv_usage)
         self._open.set(num_open)
         self._frontends.set(num_frontends)
+        if self._expired is not None:
+            new = load.num_kv_expired - self._num_expired
+            self._expired.labels(self._model_name, FIRST_CORE).inc(new)
+            self._num_expired = load.num_kv_expired
 
     def generated(self, num_tokens: int) -> None:
         """Count the tokens of one step."""
@@ -229,7 +258,7 @@ class _AsVllm(Collector):
                 for sample in family.samples:
                     renamed.add_sample(
                         ENGINE_PREFIX + sample.name.removeprefix(PREFIX),
-                        {**sample.labels, "engine": "0"},
+                        {**sample.labels, "engine": FIRST_CORE},
                         sample.value,
                     )
                 yield renamed
@@ -266,7 +295,10 @@ class _CaptureMetrics:
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             names = ("model_name", *labels)
-            return Counter(PREFIX + name, text, names, registry=registry)
+            whole = Counter(PREFIX + name, text, names, registry=registry)
+            if not labels:
+                whole.labels(model_name)
+            return whole
 
         self._files = gauge("capture_files", "Files of hidden states in the folder.")
         self._bytes = gauge("capture_bytes", "Their size, with their locks.")

@@ -93,6 +93,7 @@ class Service:
         self._engine = engine
         self._timers = timers
         self._metrics = metrics
+        metrics.serves(card)
         self._bounds = bounds
         self._captures = captures
         self._admission = Admission(card, bounds)

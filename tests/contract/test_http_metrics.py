@@ -153,3 +153,33 @@ async def test_a_worker_cannot_speak_for_the_frontend(pair: Stack) -> None:
     assert page["vllm:a"] == {"prefill-0:0": 5.0}
     assert " 77.0" not in (await pair.get("/metrics")).text
     assert " 78.0" not in (await pair.get("/metrics")).text
+
+
+async def test_outputs_count_as_goodput_or_by_what_they_missed(
+    tiny_model: Path,
+) -> None:
+    """Streamed or not; what a client had wrong counts nowhere."""
+    strict = ("--goodput-ttft-s", "0.000001")
+    for arguments, outcome in (((), "met"), (strict, "ttft")):
+        lax = ("--goodput-tpot-s", "1000", "--goodput-ttft-s", "1000")
+        async with stack(tiny_model, PAIR, arguments=(*lax, *arguments)) as served:
+            for stream in (False, True):
+                await served.complete(prompt=[5] * 40, max_tokens=8, stream=stream)
+            await served.complete(prompt="", max_tokens=-1)
+
+            page = (await served.get("/metrics")).text
+            counts = {"met": 0, "ttft": 0, "tpot": 0, "failed": 0, outcome: 2}
+            for name, number in counts.items():
+                line = f'tokenwire_goodput_total{{outcome="{name}"}} {number}.0'
+                assert line in page
+
+
+async def test_an_output_that_fails_is_no_goodput(tiny_model: Path) -> None:
+    """Its worker's engine dies, and there is no other."""
+    options = ("--step-ms", "1", "--fault", "die@20")
+    brief = ("--worker-wait-s", "0.01")
+    async with stack(tiny_model, options=options, arguments=brief) as served:
+        reply = await served.complete(prompt=[5] * 40, max_tokens=400)
+        assert reply.status == 502
+        assert await own(served, 'tokenwire_goodput_total{outcome="failed"}') == 1
+        assert await own(served, 'tokenwire_goodput_total{outcome="met"}') == 0

@@ -175,6 +175,7 @@ class SimWorker:
         self._bounds = bounds
         self.role = role
         self.name = name
+        self.registry = CollectorRegistry()  # what its own page has
         self._sha256 = load_model(str(model)).sha256
         self._tick: asyncio.Task[None] | None = None
         self.dead = False
@@ -224,7 +225,7 @@ class SimWorker:
             "connector_compatibility": info.connector_compatibility,
             "exactness": info.exactness,
         }
-        registry = CollectorRegistry()
+        registry = self.registry
         self.service = Service(
             card=Card(**{**card, **card_fields}),
             engine=engine,
@@ -361,7 +362,7 @@ async def frontend(
         routing=config.routing,
         keyring=Keyring.read(config.keys),
     )
-    metrics = FrontendMetrics()
+    metrics = FrontendMetrics(MODEL_NAME, config.objectives)
     resume_keys = ResumeKeys(config.resume.key_file)
     server = Server(config, text_model, pool, metrics, 0, parsers, resume_keys)
     app = server.application()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
 
 from support.awake import within
-from tokenwire.protocol.messages import ErrorKind, Finished, FinishReason
+from tokenwire.protocol.messages import Card, ErrorKind, Finished, FinishReason, Role
 from tokenwire.worker.engine import EngineLoad
 from tokenwire.worker.health import Health
 from tokenwire.worker.metrics import Metrics, engine_families, serve_metrics
@@ -60,11 +61,32 @@ def test_an_error_counts_by_kind_and_not_in_the_times() -> None:
     assert value(registry, "request_queue_time_seconds_count") == 0
 
 
+def test_a_page_says_whose_it_is_and_what_has_not_happened() -> None:
+    """Alerts ask for increases, and a series that begins at 1 has none."""
+    registry = CollectorRegistry()
+    metrics = Metrics("m", registry)
+    card = Card(
+        1, worker_id="w", incarnation="i", role=Role.DECODE, model="m",
+        max_model_len=64, vocab_size=8, block_size=16, engine="sim", engine_version="1",
+        tokenizer_sha256="",
+    )  # fmt: skip
+    metrics.serves(card)
+    known = {
+        "worker_id": "w", "role": "decode", "engine": "sim", "engine_version": "1",
+        "version": version("tokenwire"),
+    }  # fmt: skip
+    assert value(registry, "info", **known) == 1
+    for name in ("kv_orphans", "protocol_errors", "capture_failures"):
+        assert value(registry, f"{name}_total") == 0
+
+
 def test_a_simulated_engine_has_vllms_families() -> None:
     """The same counts under vLLM's names and labels; and nothing else of the page."""
     registry = CollectorRegistry()
     metrics = Metrics("m", registry, as_vllm=True)
-    metrics.engine_load(EngineLoad(2, 3, 0.25), 6, 1)
+    for num_kv_expired in (3, 5):
+        load = EngineLoad(2, 3, 0.25, num_kv_expired=num_kv_expired)
+        metrics.engine_load(load, 6, 1)
     metrics.finished(Finished("r", FinishReason.STOP, 4, num_prompt_tokens=10), 2.0)
     metrics.generated(4)
     text = engine_families(registry)
@@ -73,6 +95,7 @@ def test_a_simulated_engine_has_vllms_families() -> None:
         f"vllm:num_requests_running{labels} 2.0",
         f"vllm:num_requests_waiting{labels} 3.0",
         f"vllm:kv_cache_usage_perc{labels} 0.25",
+        f"vllm:nixl_num_kv_expired_reqs_total{labels} 5.0",
         f"vllm:prompt_tokens_total{labels} 10.0",
         f"vllm:generation_tokens_total{labels} 4.0",
         f"vllm:e2e_request_latency_seconds_count{labels} 1.0",

@@ -121,6 +121,7 @@ class Scheduler:
             num_running=len(self._prefilling) + len(self._decoding),
             num_waiting=len(self._waiting) + len(self._loading),
             kv_usage=self._pool.usage,
+            num_kv_expired=self.num_kv_expired,
         )
 
     def add(self, request: EngineRequest, now: float) -> EngineFinished | None:
