@@ -58,7 +58,8 @@ from .gate import Gate
 from .health import Health
 from .journal import Journal
 from .link import Link, LinkError
-from .metrics import Metrics, MetricsServer, engine_families, serve_metrics
+from .listener import MetricsServer, serve_metrics
+from .metrics import Metrics, engine_families
 from .service import Service
 from .timers import LoopTimers
 

@@ -8,13 +8,10 @@ the same counts are there under vLLM's names, so that its dashboards work.
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import (
     REGISTRY,
@@ -25,7 +22,6 @@ from prometheus_client import (
     generate_latest,
     make_wsgi_app,
 )
-from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -34,12 +30,10 @@ from tokenwire.worker.captures import Usage
 from tokenwire.worker.engine import EngineLoad
 from tokenwire.worker.kv_blocks import BlockUsage
 
-from .health import Health
-
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+    from wsgiref.types import WSGIApplication
 
-__all__ = ["Metrics", "MetricsServer", "engine_families", "serve_metrics"]
+__all__ = ["Metrics", "engine_families", "metrics_application"]
 
 PREFIX = "tokenwire_worker_"
 ENGINE_PREFIX = "vllm:"
@@ -409,62 +403,7 @@ class _BlockMetrics:
             counter.labels(self._model_name).inc(new)
 
 
-@dataclass(slots=True, frozen=True)
-class MetricsServer:
-    """A running exposition over HTTP."""
-
-    host: str
-    port: int
-    close: Callable[[], None]
-
-    @property
-    def url(self) -> str:
-        """Where to scrape."""
-        return f"http://{self.host}:{self.port}/metrics"
-
-
-class _Server(ThreadingWSGIServer):
-    """IPv4; a host with colons: IPv6."""
-
-    def __init__(self, address: tuple[str, int], handler: Any) -> None:
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, handler)
-
-
-class _SilentHandler(WSGIRequestHandler):
-    """Logs no request: there is one every few seconds."""
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
-        """Log nothing."""
-
-
-def serve_metrics(host: str, port: int, health: Health) -> MetricsServer:
-    """Serve the default registry and *health* from a daemon thread; 0 is any free port.
-
-    Raises:
-        OSError: The address cannot be bound.
-    """
-    metrics: WSGIApplication = make_wsgi_app(REGISTRY)
-
-    def application(
-        environ: WSGIEnvironment, start_response: StartResponse
-    ) -> Iterable[bytes]:
-        probed = health.answer(environ.get("PATH_INFO", ""))
-        if probed is None:
-            return metrics(environ, start_response)
-        status, text = probed
-        headers = [("Content-Type", "text/plain; charset=utf-8")]
-        start_response(f"{status.value} {status.phrase}", headers)
-        return [f"{text}\n".encode()]
-
-    server = make_server(host, port, application, _Server, _SilentHandler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-
-    def close() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return MetricsServer(host, server.server_port, close)
+def metrics_application() -> WSGIApplication:
+    """Return the page of the default registry, whatever path is asked for."""
+    application: WSGIApplication = make_wsgi_app(REGISTRY)
+    return application

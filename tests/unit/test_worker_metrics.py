@@ -11,7 +11,8 @@ from support.awake import within
 from tokenwire.protocol.messages import Card, ErrorKind, Finished, FinishReason, Role
 from tokenwire.worker.engine import EngineLoad
 from tokenwire.worker.health import Health
-from tokenwire.worker.metrics import Metrics, engine_families, serve_metrics
+from tokenwire.worker.listener import serve_metrics
+from tokenwire.worker.metrics import Metrics, engine_families
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
