@@ -95,13 +95,14 @@ class Worker:
         engine: Engine,
         captures: Captures | None = None,
         blocks: CachedBlocks | None = None,
+        started_at: float | None = None,
     ) -> None:
         self._config = config
         self._engine = engine
         self._captures = captures
         self._blocks = blocks
         self._sweeping: asyncio.Task[None] | None = None
-        self._started_at = time.monotonic()
+        self._started_at = time.monotonic() if started_at is None else started_at
         self._wake = asyncio.Event()  # a signal has come, or the service calls
         self._num_signals = 0
         self._link: Link | None = None
@@ -420,6 +421,7 @@ def make_engine(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until a signal comes or its engine dies; return the exit code."""
+    started_at = time.monotonic()
     config = parse_config(arguments)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s"
@@ -434,7 +436,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EngineStartError as error:
         print(f"tokenwire-worker: failed: {error}", file=sys.stderr)
         return 1
-    return uvloop.run(_live(config, engine, captures, blocks))
+    with _fork_server(config):
+        return uvloop.run(_live(config, engine, captures, blocks, started_at))
+
+
+@contextlib.contextmanager
+def _fork_server(config: WorkerConfig) -> Generator[None]:
+    """Have what the engine's process is forked from, while nothing else is there yet."""
+    if config.engine != "vllm":
+        yield
+        return
+    from .vllm.fork_server import forking
+
+    print("tokenwire-worker: importing vLLM (0.0 s)", file=sys.stderr, flush=True)
+    with forking(config.role):
+        yield
 
 
 async def _live(
@@ -442,8 +458,9 @@ async def _live(
     engine: Engine,
     captures: Captures | None,
     blocks: CachedBlocks | None,
+    started_at: float,
 ) -> int:
-    worker = Worker(config, engine, captures, blocks)
+    worker = Worker(config, engine, captures, blocks, started_at)
     with _signals(worker):
         return await worker.run()
 

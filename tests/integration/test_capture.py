@@ -226,7 +226,7 @@ def writers(worker: int) -> list[int]:
     found: list[int] = []
     for pid in children(worker):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if arguments.startswith(b"VLLM::Worker"):
+        if arguments.startswith(b"VLLM::EngineCore"):
             found.append(pid)
     return found
 

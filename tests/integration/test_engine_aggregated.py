@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
+from support.awake import within
 from support.vllm_engine import (
     PROMPTS,
     REFERENCE_TOKENS,
@@ -39,13 +43,17 @@ FREE_S = 15.0  # it takes a step of the engine or two, as in test_engine_pair
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[EngineProcess]:
-    """An aggregated engine whose prefill is chunked above 512 tokens."""
+    """An aggregated engine whose prefill is chunked above 512 tokens.
+
+    Its model has a process of its own, as with several GPUs; the other modules' have not.
+    """
     engine = await EngineProcess.start(
         Role.AGGREGATED,
         *("--max-num-batched-tokens", "512", "--max-num-seqs", "4"),
+        *("--distributed-executor-backend", "mp"),
     )
     yield engine
-    assert await engine.stop() == []
+    assert await engine.stop() == []  # also if the last test has done so
 
 
 async def test_start_tells_its_phases_and_what_is_served(engine: EngineProcess) -> None:
@@ -283,6 +291,19 @@ async def test_prefill_leg_without_a_connector_is_a_failed_handover(
     end = await engine.submit(prompt(8), GREEDY, Leg.PREFILL).end()
     assert (end.reason, end.error_kind) == (FinishReason.ERROR, ErrorKind.HANDOVER)
     assert end.handover is None
+
+
+async def test_the_death_of_an_idle_engine_is_noticed(engine: EngineProcess) -> None:
+    """Nobody asks anything of it, and still its death is told; a stop leaves nothing.
+
+    The last of these tests: the engine is gone.
+    """
+    ids = await engine.process_ids()
+    worker = next(pid for name, pid in ids.items() if "Worker" in name)
+    os.kill(worker, signal.SIGKILL)
+    async with within(60):
+        await asyncio.shield(engine.died)
+    assert await engine.stop() == []
 
 
 def _idle(load: EngineLoad) -> bool:

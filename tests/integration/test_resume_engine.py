@@ -7,6 +7,9 @@ last; the parts of ``worker/vllm/resume*.py`` that a case stands on are named be
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
+from support.awake import within
 from support.switches import ARGUMENTS as SWITCHED, Switches
 from support.vllm_engine import MODEL, EngineProcess, Stream, prompt
 from tokenwire.protocol.messages import (
@@ -387,3 +391,23 @@ async def test_a_refusal_is_the_grammar_s(
         end = await goes_on(engine, other, 3, sampling_of(**CASES["json"])).end()
 
     assert end.reason is not FinishReason.ERROR
+
+
+async def test_a_killed_engine_core_ends_every_request(engine: EngineProcess) -> None:
+    """As the engine's fault, then ``died`` comes; the last of these tests."""
+    long = sampling_of(max_tokens=400, logprobs=None, temperature=0.0, ignore_eos=True)
+    streams = [engine.submit(prompt(10), long) for _ in range(3)]
+    for stream in streams:
+        await stream.have(1)
+    ids = await engine.process_ids()
+    core = next(pid for name, pid in ids.items() if "EngineCore" in name)
+    os.kill(core, signal.SIGKILL)
+    for stream in streams:
+        end = await stream.end()
+        assert (end.reason, end.error_kind) == (FinishReason.ERROR, ErrorKind.ENGINE)
+        assert not engine.died.done() or stream.num_ends == 1
+    async with within(60):
+        assert "died" in await asyncio.shield(engine.died)
+    late = await engine.submit(prompt(3), long).end()
+    assert (late.reason, late.error_kind) == (FinishReason.ERROR, ErrorKind.ENGINE)
+    assert await engine.stop() == []

@@ -38,6 +38,7 @@ from tokenwire.worker.engine import (
 )
 from tokenwire.worker.kv_blocks import CachedBlocks
 from tokenwire.worker.vllm.engine import VllmEngine
+from tokenwire.worker.vllm.fork_server import forking
 from tokenwire.worker.vllm.resume import SCHEDULER_CLASSES
 
 __all__ = [
@@ -376,6 +377,8 @@ async def reference_ids() -> list[list[int]]:
                 "OMP_NUM_THREADS": "1",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                # In that one process: half a minute less than in three.
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_PLUGINS": "",
             },
         )
@@ -493,8 +496,10 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.argv[1] == "reference":
         _reference()
-    else:
-        asyncio.run(_serve(sys.argv[1], Role(sys.argv[2]), sys.argv[3:]))
+        return
+    role = Role(sys.argv[2])
+    with forking(role):
+        asyncio.run(_serve(sys.argv[1], role, sys.argv[3:]))
 
 
 if __name__ == "__main__":

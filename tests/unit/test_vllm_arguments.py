@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -26,6 +26,7 @@ class FakeArgs:
     """vLLM's ``AsyncEngineArgs``, which makes a configuration of what it was given."""
 
     given: dict[str, Any] = field(default_factory=dict[str, Any])
+    executor: ClassVar[str] = "mp"  # vLLM's choice on a CPU
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -33,6 +34,7 @@ class FakeArgs:
         for name in (
             *("--model", "--served-model-name", "--kv-transfer-config", "--worker-cls"),
             *("--speculative-config", "--kv-cache-memory-bytes"),
+            "--distributed-executor-backend",
         ):
             parser.add_argument(name)
         parser.add_argument("--disable-log-stats", action="store_true")
@@ -47,7 +49,12 @@ class FakeArgs:
     def create_engine_config(self) -> Any:
         """Return it, with a model of 30 layers."""
         model = SimpleNamespace(get_total_num_hidden_layers=lambda: NUM_LAYERS)
-        return SimpleNamespace(model_config=model, **self.given)
+        parallel = SimpleNamespace(
+            world_size=1, distributed_executor_backend=self.executor
+        )
+        return SimpleNamespace(
+            model_config=model, parallel_config=parallel, **self.given
+        )
 
 
 def configured(
@@ -131,3 +138,22 @@ def test_on_a_cpu_nixl_has_its_buffer_there() -> None:
     made = transfer(configured(Role.PREFILL, SAVING, is_cpu=True))
     [nixl, _] = made["kv_connector_extra_config"]["connectors"]
     assert nixl["kv_buffer_device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("given", "bind", "expected"),
+    [
+        ((), "nobind", "uni"),
+        ((), "0-3", "mp"),
+        (("--distributed-executor-backend", "mp"), "nobind", "mp"),
+    ],
+)
+def test_on_a_cpu_the_model_runs_in_the_core(
+    given: tuple[str, ...], bind: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless vLLM binds threads, or the operator has said where it runs."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bind)
+    config = configured(Role.AGGREGATED, None, *given, is_cpu=True)
+    assert config.parallel_config.distributed_executor_backend == expected
+    on_gpu = configured(Role.AGGREGATED, None)
+    assert on_gpu.parallel_config.distributed_executor_backend == "mp"

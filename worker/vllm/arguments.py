@@ -26,6 +26,8 @@ CPU_KV_CACHE_BYTES = 1 << 30
 """KV cache of one CPU engine. vLLM's own default is 92 % of the machine's memory,
 which no second engine survives; 1 GiB is 23,000 tokens of a 135M model in float32."""
 
+EXECUTOR = "--distributed-executor-backend"
+
 CAPTURE_CONNECTOR = "CaptureConnector"
 CAPTURE_MODULE = "tokenwire.worker.vllm.capture_connector"
 
@@ -41,7 +43,7 @@ class CaptureArguments:
 
 
 def set_environment(
-    vllm: Vllm, role: Role, environ: MutableMapping[str, str] = os.environ
+    role: Role, *, is_cpu: bool, environ: MutableMapping[str, str] = os.environ
 ) -> None:
     """Set the variables that vLLM's processes inherit, where the operator did not."""
     # The process holds sockets and threads by now: a fork would share both.
@@ -55,7 +57,7 @@ def set_environment(
         environ.setdefault("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
         if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in environ:
             environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())
-    if vllm.is_cpu and "VLLM_CPU_OMP_THREADS_BIND" not in environ:
+    if is_cpu and "VLLM_CPU_OMP_THREADS_BIND" not in environ:
         # vLLM binds each engine's threads to the machine's first cores: two engines
         # share them and the rest idles. Unbound, the kernel places them.
         environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -116,7 +118,21 @@ def engine_config(
         raise EngineStartError(first_sentence(error)) from error
     if capture is not None:
         _check_layers(config, capture.layers)
+    if vllm.is_cpu and not any(_names(one, EXECUTOR) for one in given):
+        _run_model_in_core(config.parallel_config)
     return config
+
+
+def _run_model_in_core(config: Any) -> None:  # vLLM's ParallelConfig
+    """Have one process for the scheduler and the model, as vLLM has for one GPU.
+
+    On a CPU vLLM 0.32 starts a second one, always, since it may have to bind the threads
+    of that. Each of the two then spins while it waits for the other: an engine takes two
+    cores for what one does, and eight seconds longer to import.
+    """
+    binds = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
+    if config.world_size == 1 and not binds:
+        config.distributed_executor_backend = "uni"
 
 
 def _keep_states(layers: tuple[int, ...]) -> dict[str, object]:

@@ -248,7 +248,7 @@ class VllmEngine:
         def tell(phase: str) -> None:
             self._loop.call_soon_threadsafe(progress, phase)
 
-        set_environment(self._vllm, self._role)
+        set_environment(self._role, is_cpu=self._vllm.is_cpu)
         tell("reading the model's configuration")
         config = engine_config(
             self._vllm,
