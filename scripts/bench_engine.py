@@ -1,11 +1,12 @@
 """The real engine through tokenwire beside ``vllm serve``, and KV-aware beside round robin.
 
-``bench_engine.py [--repeats 5] [--output docs/benchmarks.md]``. The client is vLLM's own
+``bench_engine.py [--repeats 4] [--output docs/benchmarks.md]``. The client is vLLM's own
 (``vllm bench serve``, in this process), the engine arguments are the same for all, and the
 arms take turns within each repeat, so that what else the machine does hits all of them.
 
 1. ``vllm serve``, an aggregated tokenwire, and one prefill and one decode worker of
-   tokenwire, all loaded at once: output tokens/s, time to first token, inter-token latency,
+   tokenwire, all loaded at once; and an aggregated one whose engine has the two processes
+   that vLLM gives each engine on a CPU, where tokenwire gives it one: output tokens/s, time to first token, inter-token latency,
    and CPU per output token of all of a server's processes, at 1, 8 and 32 streams.
    ``vllm serve`` takes two turns in each repeat: how far it is from itself is the noise.
    A ratio is the median of each repeat's own.
@@ -28,7 +29,7 @@ import statistics
 import sys
 import tempfile
 import urllib.request
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +49,9 @@ INPUT_TOKENS, OUTPUT_TOKENS = 128, 48
 PREFIXES, PREFIX_TOKENS, SUFFIX_TOKENS, SHORT_OUTPUT_TOKENS = 6, 1_024, 64, 16
 PREFIX_PROMPTS, PREFIX_STREAMS = 48, 8
 """Eight prompts to a prefix. Each worker has room for all prefixes of a round."""
+
+AS_VLLM = ["--distributed-executor-backend", "mp"]
+"""vLLM's own on a CPU, and it cannot be told another: the frontends alone are compared."""
 
 READY_S = 300.0
 
@@ -133,12 +137,14 @@ def vllm_serve(model: str, port: int) -> list[str]:
     ]
 
 
-def tokenwire(model: str, port: int, *workers: str) -> list[str]:
-    """Return the command of a whole tokenwire."""
+def tokenwire(
+    model: str, port: int, *workers: str, engine: Sequence[str] = ()
+) -> list[str]:
+    """Return the command of a whole tokenwire; *engine*: more arguments of vLLM."""
     return [
         *(sys.executable, "-m", "tokenwire.deploy.up", *workers),
         *("--model", model, "--served-model-name", NAME, "--port", str(port)),
-        *("--", *ENGINE_ARGUMENTS),
+        *("--", *ENGINE_ARGUMENTS, *engine),
     ]
 
 
@@ -200,18 +206,22 @@ async def beside_vllm(client: Client, model: str, repeats: int) -> list[Arm]:
     async with contextlib.AsyncExitStack() as servers:
         folder = Path(servers.enter_context(tempfile.TemporaryDirectory()))
         arms: list[Arm] = []
-        ports = [free_port() for _ in range(3)]
+        ports = [free_port() for _ in range(4)]
+        one = ("--aggregated", "1")
         commands = {
             "vllm serve": vllm_serve(model, ports[0]),
-            "aggregated": tokenwire(model, ports[1], "--aggregated", "1"),
-            "1 prefill + 1 decode": tokenwire(model, ports[2]),
+            "aggregated, vLLM's processes": tokenwire(
+                model, ports[1], *one, engine=AS_VLLM
+            ),
+            "aggregated": tokenwire(model, ports[2], *one),
+            "1 prefill + 1 decode": tokenwire(model, ports[3]),
         }
         for port, (name, command) in zip(ports, commands.items(), strict=True):
             server = await servers.enter_async_context(
                 running(command, port, folder / f"{port}.log")
             )
             arms.append(Arm(name, *server))
-        for arm, num_workers in zip(arms[1:], (1, 2), strict=True):
+        for arm, num_workers in zip(arms[1:], (1, 1, 2), strict=True):
             await have(arm.url, num_workers)
         arms.append(replace(arms[0], name="itself", values={}))
         for repeat in range(-1, repeats):  # the first does not count
@@ -335,7 +345,7 @@ async def measure(model: str, repeats: int) -> str:
 def main() -> None:
     """Measure, print, and write the tables into a document if one is given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     model = os.environ["TOKENWIRE_DEMO_MODEL"]
