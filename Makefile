@@ -186,6 +186,7 @@ docs: setup-dev  ## Write what is made from the code: tables, the checkpoint's s
 	@$(BIN)/python scripts/checkpoint_schema.py
 	@$(BIN)/python scripts/config_docs.py
 	@$(BIN)/python scripts/messages_docs.py
+	@$(BIN)/python scripts/alert_docs.py
 
 # Type checkers do not follow import hooks: give them a real tokenwire/ folder.
 tree: $(PACKAGES:%=$(TREE)/%)

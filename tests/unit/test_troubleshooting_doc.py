@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import alert_docs
 from messages import Message, collected, literals
 from messages_docs import INDEX, PAGE, place_of, rendered, rows
 
@@ -75,6 +76,12 @@ def test_no_row_fits_everything() -> None:
 def test_the_index_is_fresh() -> None:
     """It is what `make docs` makes of the source as it is."""
     assert INDEX.read_text() == rendered(), "run `make docs`"
+
+
+def test_the_alerts_are_fresh() -> None:
+    """They are what the rules say of themselves."""
+    assert PAGE.read_text() == alert_docs.rendered(), "run `make docs`"
+    assert len(alert_docs.alerts()) > 10
 
 
 def test_messages_are_found_in_every_form(tmp_path: Path) -> None:
