@@ -53,7 +53,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sim setup-dev setup-clients run test check lint fmt types unit \
+.PHONY: help setup setup-sim setup-dev setup-clients run test check check-deploy lint fmt types unit \
 	engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-cores faults fuzz overload \
 	resume-report soak soak-faults survive \
 	kill-demo docs model tree lock clean
@@ -99,6 +99,9 @@ test: setup-clients  ## Run all tests, those on the real engine last.
 	$(BIN)/pytest -m engine $(PYTEST)
 
 check: lint types unit  ## All that a change must pass, without an engine.
+
+check-deploy: setup-dev  ## Prove the Helm chart with the real helm: schemas, policies, command lines.
+	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/check_deploy.py --model "$$model"
 
 lint: setup-dev  ## Check the style.
 	$(BIN)/ruff check .
@@ -187,6 +190,7 @@ docs: setup-dev  ## Write what is made from the code: tables, the checkpoint's s
 	@$(BIN)/python scripts/config_docs.py
 	@$(BIN)/python scripts/messages_docs.py
 	@$(BIN)/python scripts/alert_docs.py
+	@$(BIN)/python scripts/chart_values.py
 
 # Type checkers do not follow import hooks: give them a real tokenwire/ folder.
 tree: $(PACKAGES:%=$(TREE)/%)
