@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from prometheus_client import (
     REGISTRY,
@@ -19,8 +19,8 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    exposition,
     generate_latest,
-    make_wsgi_app,
 )
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -405,5 +405,6 @@ class _BlockMetrics:
 
 def metrics_application() -> WSGIApplication:
     """Return the page of the default registry, whatever path is asked for."""
-    application: WSGIApplication = make_wsgi_app(REGISTRY)
+    untyped = cast("Any", exposition)
+    application: WSGIApplication = untyped.make_wsgi_app(REGISTRY)
     return application
