@@ -48,7 +48,7 @@ SECTIONS = {
     "Admin plane": "(admin|during-update|while-paused).*",
     "Resumable generations": "(resume|checkpoint|journal|exact-resume).*",
     "Hidden states": "capture.*",
-    "Logs, metrics and traces": "(.*log|metrics|otel|otlp|trac|ui).*",
+    "Logs, metrics and traces": "(.*log|metrics|goodput|otel|otlp|trac|(no-)?ui).*",
 }
 """Where options stand on the page, by their names; all others stand last. A section's
 place is the first whose pattern fits, so narrow ones go before wide ones."""

@@ -95,7 +95,7 @@ def collected(root: Path = ROOT) -> list[Message]:
     trees = {
         path.relative_to(root).as_posix(): ast.parse(path.read_text())
         for package in PACKAGES
-        for path in sorted((root / package).rglob("*.py"))
+        for path in _modules(root / package)
         if path.relative_to(root).as_posix() not in SILENT
     }
     scopes = {module: list(_scopes(tree)) for module, tree in trees.items()}
@@ -115,12 +115,19 @@ def collected(root: Path = ROOT) -> list[Message]:
     return sorted(found.values())
 
 
+def _modules(package: Path) -> Iterator[Path]:
+    """Yield the files of a package; what is only packed into a chart is none."""
+    yield from (
+        path for path in sorted(package.rglob("*.py")) if "helm" not in path.parts
+    )
+
+
 def literals(root: Path = ROOT) -> set[str]:
     """Return every text of the source, whoever reads it."""
     return {
         _whole(node).strip()
         for package in PACKAGES
-        for path in (root / package).rglob("*.py")
+        for path in _modules(root / package)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant | ast.JoinedStr)
     }

@@ -94,7 +94,8 @@ def rendered() -> str:
             f"[{row.heading}](troubleshooting.md#{_anchor(row.heading)})" if row else ""
         )
         text = message.text.replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| `{text}` | {speaker} | {see} |")
+        quote = "``" if "`" in text else "`"
+        lines.append(f"| {quote}{text}{quote} | {speaker} | {see} |")
     return replaced(INDEX.read_text(), "messages", "\n".join(lines))
 
 
