@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tokenwire.protocol.messages import FinishReason, Logprobs, Recalled
 
 from .continuation import ends_at
+from .detokenize import Detokenizer
 from .fold import Fold
 from .generation import Generation
 from .job import End, Job
@@ -105,6 +106,7 @@ class Choice:
         "generation",
         "index",
         "num_tokens",
+        "send_plain",
         "started_at",
     )
 
@@ -129,6 +131,8 @@ class Choice:
         self.started_at = clock()
         self.deliver_plain: Callable[[Choice, str, list[int]], None] | None = None
         """A short way for text and ids alone; not for choices with stop strings."""
+        self.send_plain: Callable[[int], bool] | None = None
+        """A shorter one yet, for one id at a time; answers False where it does nothing."""
         self._fold = fold
         self._feed_one = fold.feed_one
         self._job = job
@@ -167,10 +171,11 @@ class Choice:
                 if plain is not None and end is None and logprobs is None:
                     num_tokens = len(token_ids)
                     self.num_tokens += num_tokens
-                    if num_tokens == 1:
-                        plain(self, self._feed_one(token_ids[0]), token_ids)
-                    else:
+                    send = self.send_plain
+                    if num_tokens > 1:
                         plain(self, self._fold.feed(token_ids)[0], token_ids)
+                    elif send is None or not send(token_ids[0]):
+                        plain(self, self._feed_one(token_ids[0]), token_ids)
                 else:
                     self._emit(token_ids, logprobs, end)
                 return
@@ -234,6 +239,11 @@ class Choice:
         """Whether tokens always become text as they are: ``deliver_plain`` may be set."""
         fold = self._fold
         return not (fold.has_stop or fold.parses or self._prompt_only)
+
+    @property
+    def detokenizer(self) -> Detokenizer:
+        """Who makes text of its ids."""
+        return self._fold.detokenizer
 
     @property
     def parses_ahead(self) -> bool:

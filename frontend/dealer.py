@@ -133,7 +133,7 @@ class Dealer:
             socket.close(0)
             msg = f"cannot connect: {error.strerror}"
             raise Incompatible(msg) from error
-        self._loop.add_reader(socket.fileno(), self.read)
+        self._loop.add_reader(socket.fileno(), self._woken)
         self._loop.add_reader(self._monitor.fileno(), self._read_monitor)
         # What came before the reader was there raises no edge.
         self._loop.call_soon(self._read_monitor)
@@ -161,6 +161,17 @@ class Dealer:
                 return
             self._listener.received(self._socket.recv(zmq.NOBLOCK))
         self._loop.call_soon(self.read)
+
+    def _woken(self) -> None:
+        """Take what has woken the loop: nearly always a message, so it is not asked for."""
+        if self._closed:
+            return
+        try:
+            data = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        self._listener.received(data)
+        self.read()
 
     def close(self) -> None:
         """Send what is queued, within ``LINGER_MS``, and hear nothing more."""

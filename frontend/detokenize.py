@@ -6,10 +6,13 @@ import codecs
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
+import msgspec
+
 from .pieces import Pieces
 
 __all__ = [
     "ByteDetokenizer",
+    "ByteTable",
     "Detokenizer",
     "PieceDetokenizer",
     "StreamDetokenizer",
@@ -30,6 +33,41 @@ class Detokenizer(Protocol):
         ...
 
 
+class ByteTable:
+    """The bytes of each id, and what whole characters read as, wherever they stand.
+
+    Made once for a model, in 0.5 us an id, and shared by all its detokenizers.
+
+    Args:
+        pieces: The bytes; none for ids that are not to be shown.
+    """
+
+    __slots__ = ("pieces", "quoted", "texts")
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        self.quoted = [_quoted(piece) for piece in pieces]
+        """By id, in JSON; None where that is no text of its own, or an empty one."""
+        self.texts: list[str | None] = [None] * len(pieces)
+        """By id; filled in where it is used."""
+
+    def without(self, ids: Container[int]) -> ByteTable:
+        """Return a table in which *ids* are not to be shown."""
+        table = ByteTable(())
+        kept = range(len(self.pieces))
+        table.pieces = [b"" if n in ids else self.pieces[n] for n in kept]
+        table.quoted = [None if n in ids else self.quoted[n] for n in kept]
+        table.texts = [None] * len(self.pieces)
+        return table
+
+
+def _quoted(piece: bytes) -> bytes | None:
+    try:
+        return msgspec.json.encode(piece.decode()) if piece else None
+    except UnicodeDecodeError:
+        return None
+
+
 class ByteDetokenizer:
     """Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM …): a token is a run of bytes.
 
@@ -39,21 +77,14 @@ class ByteDetokenizer:
     of whole characters that was seen before.
     """
 
-    __slots__ = ("_pieces", "_rest", "_texts")
+    __slots__ = ("_pieces", "_texts", "quoted", "rest")
 
-    def __init__(
-        self, pieces: Sequence[bytes], texts: list[str | None] | None = None
-    ) -> None:
-        """Begin.
-
-        Args:
-            pieces: The bytes of each id; none for those that are not to be shown.
-            texts: What whole characters read as, by id, as far as that is known: filled
-                in here, and shared by all detokenizers of the same pieces.
-        """
-        self._pieces = pieces
-        self._texts: list[str | None] = [None] * len(pieces) if texts is None else texts
-        self._rest = b""  # of a character that is not whole
+    def __init__(self, table: ByteTable) -> None:
+        self._pieces = table.pieces
+        self._texts = table.texts
+        self.quoted = table.quoted
+        self.rest = b""
+        """Bytes of a character that is not whole."""
 
     def feed(self, token_id: int) -> str:
         """Return the text that *token_id* completes."""
@@ -62,21 +93,21 @@ class ByteDetokenizer:
         except IndexError:
             # Above the tokenizer's own ids lie padding rows of the model's embedding.
             return ""
-        if text is None or self._rest:
+        if text is None or self.rest:
             return self._read(token_id)
         return text
 
     def flush(self) -> str:
         """Return U+FFFD if the last character stayed incomplete."""
-        rest, self._rest = self._rest, b""
+        rest, self.rest = self.rest, b""
         return rest.decode("utf-8", "replace")
 
     def _read(self, token_id: int) -> str:
-        before = self._rest
+        before = self.rest
         data = before + self._pieces[token_id]
         text, num_read = codecs.utf_8_decode(data, "replace", False)
-        self._rest = data[num_read:]
-        if not before and not self._rest:
+        self.rest = data[num_read:]
+        if not before and not self.rest:
             self._texts[token_id] = text
         return text
 

@@ -17,7 +17,7 @@ class Fold:
     Whatever batches the worker sends, the result is that of feeding single ids.
     """
 
-    __slots__ = ("_detokenizer", "_include_stop", "_min_tokens", "_stop", "num_tokens")
+    __slots__ = ("_include_stop", "_min_tokens", "_stop", "detokenizer", "num_tokens")
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Fold:
         *,
         include_stop: bool = False,
     ) -> None:
-        self._detokenizer = detokenizer
+        self.detokenizer = detokenizer
         self._stop = stop
         self._min_tokens = min_tokens  # until then no stop string counts, as in vLLM
         self._include_stop = include_stop  # whether a stop token's text is output
@@ -61,7 +61,7 @@ class Fold:
     @property
     def feed_one(self) -> Callable[[int], str]:
         """The short way of one id to its text, where nothing but text is wanted."""
-        return self._detokenizer.feed
+        return self.detokenizer.feed
 
     def take(self) -> MessagePart | None:
         """Return what was parsed since the last call; None without a parser."""
@@ -82,7 +82,7 @@ class Fold:
                 self.num_tokens += 1
                 used += 1
             return text, used
-        feed = self._detokenizer.feed
+        feed = self.detokenizer.feed
         stop = self._stop
         if stop is None:
             self.num_tokens += len(token_ids)
@@ -103,7 +103,7 @@ class Fold:
 
     def finish(self) -> str:
         """Return the text held back, now that the output has ended."""
-        rest = self._detokenizer.flush()
+        rest = self.detokenizer.flush()
         if self._stop is None:
             return rest
         if self._stop.matched is not None:

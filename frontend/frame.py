@@ -11,6 +11,7 @@ from .choice import Delta
 from .job import End
 from .message import MessagePart
 from .nvext import Selection
+from .plain import Around
 from .tokenizer import TextModel
 from .turns import Prefix
 
@@ -73,6 +74,13 @@ class Shape(Protocol):
 
     def plain_chunk(self, index: int, text: str, token_ids: list[int]) -> bytes:
         """Return what ``chunk`` returns for text and ids alone; made for speed."""
+        ...
+
+    def around(self, index: int) -> Around | None:
+        """Return what stands around a text that is not empty, and one id, in that event.
+
+        None: it says more, or not now.
+        """
         ...
 
     def usage_chunk(self, usage_json: bytes) -> bytes:

@@ -108,6 +108,9 @@ class GenerateShape:
             _PLAIN_END,
         )
 
+    def around(self, index: int) -> None:
+        """Return that there is no text in its events."""
+
     def usage_chunk(self, usage_json: bytes) -> bytes:
         """Return the event with the usage alone."""
         return (

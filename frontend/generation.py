@@ -343,14 +343,16 @@ class Generation:
                 leg, len(token_ids), item.num_cached_tokens, handed_over=is_handed_over
             )
         sink = None if self._stopped else self._sink
-        if sink is not None and end is not None and _is_good(end):
+        if end is None:
+            if sink is not None:
+                sink.tokens(token_ids, item.logprobs, None)
+        elif sink is not None and _is_good(end):
             self._leg = self._sink = None
             self._sequence.remember(leg.link)
             sink.tokens(token_ids, item.logprobs, self._record.good_end(end, leg.link))
-            return
-        if sink is not None:
-            sink.tokens(token_ids, item.logprobs, None)
-        if end is not None:
+        else:
+            if sink is not None:
+                sink.tokens(token_ids, item.logprobs, None)
             self.output_ended(leg, end)
 
     def output_ended(self, leg: legs.Leg, end: Finished) -> None:

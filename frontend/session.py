@@ -15,6 +15,7 @@ from .errors import ApiError, internal_error
 from .frame import Finished, usage
 from .job import End
 from .metrics import Metrics
+from .plain import plain_way
 from .pool import Pool
 from .resumable import OWN_ENDS
 from .sse import DONE, EventStream, LivelyStream, error_event
@@ -84,14 +85,20 @@ class Session:
     def give_up(self, error: ApiError) -> None:
         """End the response with *error*, unless all is over."""
         if self._num_running and self._error is None:
-            self._error = error
+            self._fail(error)
             self._wake.set()
 
     def _broke(self, error: Exception) -> None:
         """End the response: a bug here, or a worker's answer that makes no sense."""
         _log.error("response %s failed", self._call.response_id, exc_info=error)
-        self._error = self._error or internal_error()
+        self._fail(self._error or internal_error())
         self._wake.set()
+
+    def _fail(self, error: ApiError) -> None:
+        """Send nothing more of the choices."""
+        self._error = error
+        for choice in self._choices:
+            choice.send_plain = None
 
     async def whole(self, headers: dict[str, str]) -> web.Response:
         """Return the response when every choice has ended.
@@ -157,6 +164,7 @@ class Session:
                 await self._begun()
             kind = EventStream if self._call.resumable is None else LivelyStream
             stream = kind(request, headers)
+            stream.on_full = self._hold
             await stream.open(self._openings())
             self._stream = stream
             try:
@@ -236,11 +244,15 @@ class Session:
     async def _until_sent(self, stream: EventStream, write_timeout_s: float) -> None:
         """Send until every choice has ended and the client keeps up."""
         try:
-            for choice in self._choices:
-                if choice.plain and self._call.is_plain:
-                    choice.deliver_plain = self._deliver_plain
+            plain = [one for one in self._choices if one.plain and self._call.is_plain]
+            for choice in plain:
+                choice.deliver_plain = self._deliver_plain
             if not self._released():
                 self._slow = True
+            for choice in plain if self._error is None else ():
+                around = self._call.shape.around(choice.index)
+                way = plain_way(around, choice.detokenizer, stream)
+                choice.send_plain = None if way is None else way.send
             await self._rest_sent(stream, write_timeout_s)
         except OSError:  # its client is gone, or reads nothing
             raise
@@ -317,8 +329,8 @@ class Session:
         if self._call.continuous_usage:
             usage_json = self._usage()
         data = self._call.shape.chunk(choice.index, delta, usage_json)
-        if data and not stream.send(data):
-            self._hold()
+        if data:
+            stream.send(data)
         if end is not None:
             if stream.is_open:
                 # Its client may act on a choice's end while the others go on.
@@ -331,8 +343,8 @@ class Session:
         if stream is None or self._error is not None:
             return
         data = self._call.shape.plain_chunk(choice.index, text, token_ids)
-        if data and not stream.send(data):
-            self._hold()
+        if data:
+            stream.send(data)
 
     def _released(self) -> bool:
         """Deliver what was held; return whether that was all of it."""
@@ -364,7 +376,7 @@ class Session:
             # Each prompt counts once; of what is resumed, more than it may be cached.
             self._num_cached += min(end.num_cached_tokens, end.num_prompt_tokens)
         if end.error is not None:
-            self._error = end.error
+            self._fail(end.error)
         else:
             self._metrics.succeeded(end.reason.value)
 
@@ -416,10 +428,8 @@ class Unread:
 
     is_open = False
 
-    def send(self, data: bytes) -> bool:
+    def send(self, data: bytes) -> None:
         """Send nothing."""
-        del data
-        return True
 
 
 async def _others_turn() -> None:

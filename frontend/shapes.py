@@ -23,6 +23,7 @@ from .logprobs import (
 )
 from .message import delta_object, message_object
 from .nvext import Placement
+from .plain import Around
 from .resumable import Resumable
 
 __all__ = ["ChatShape", "CompletionShape"]
@@ -85,6 +86,16 @@ class _Shape:
         native = (self._before_native_id, token_id) if self._native_ids else ()
         parts = (prefix, _json(text), *native, self._before_id, token_id, b"]}}\n\n")
         return b"".join(parts)
+
+    def around(self, index: int) -> Around | None:
+        """Return what ``plain_chunk`` has around a text and an id; None: not now."""
+        if index in self._prompt_due:
+            return None
+        before = self._prefix + b"%d," % index + self._text_key
+        if not self._ids:
+            return Around(before, (self._plain_end,))
+        native = (self._before_native_id,) if self._native_ids else ()
+        return Around(before, (*native, self._before_id, b"]}}\n\n"))
 
     def chunk(self, index: int, delta: Delta, usage_json: bytes) -> bytes:
         """Return the event of *delta*; empty if there is nothing to say."""

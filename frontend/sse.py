@@ -11,6 +11,7 @@ write where the frontend keeps up, several where steps have piled up meanwhile.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -38,7 +39,8 @@ PING = b": ping\n"
 that for one without data, and fail."""
 
 _CRLF = b"\r\n"
-_CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(1024))
+_NUM_HEADS = 1024
+_CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(_NUM_HEADS))
 """What stands before an HTTP chunk of so many bytes; a token's has 200 to 400."""
 
 
@@ -69,15 +71,16 @@ OUTGOING = web.AppKey("outgoing", Outgoing)
 class EventStream:
     """An event stream to one client.
 
-    ``send`` never waits. When it answers False the client reads too slowly: hold the
-    choices, ``await drained()``, then go on.
+    ``send`` never waits. When the client reads too slowly, ``on_full`` is called: hold
+    the choices, ``await drained()``, then go on.
     """
 
     def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
         self._request = request
         self._outgoing = request.app[OUTGOING]
         self._pending: list[bytes] = []  # parts of what is to be written
-        self._keeps_up = True  # the client did when something was last written
+        self.on_full: Callable[[], None] = _ignore
+        """Called when a write has filled the client's buffer."""
         self._response = web.StreamResponse(headers=headers)
         self._response.content_type = "text/event-stream"
         self._response.charset = "utf-8"
@@ -104,18 +107,23 @@ class EventStream:
         """Whether the client is there: what is sent may reach it."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, data: bytes) -> bool:
-        """Send events; returns whether the client keeps up. Called per token."""
+    def send(self, data: bytes) -> None:
+        """Send events."""
+        self.send_parts((data,), len(data))
+
+    def send_parts(self, parts: tuple[bytes, ...], num_bytes: int) -> None:
+        """Send an event of so many *parts* and bytes; called per token."""
         pending = self._pending
         if not pending:
             self._outgoing.add(self)
-        if self._chunked:
-            pending.append(_chunk_head(len(data)))
-            pending.append(data)
-            pending.append(_CRLF)
-        else:
-            pending.append(data)
-        return self._keeps_up
+        if not self._chunked:
+            pending += parts
+            return
+        pending.append(
+            _CHUNK_HEADS[num_bytes] if num_bytes < _NUM_HEADS else b"%x\r\n" % num_bytes
+        )
+        pending += parts
+        pending.append(_CRLF)
 
     def flush(self) -> None:
         """Write what was sent, now."""
@@ -128,7 +136,8 @@ class EventStream:
         if transport is None or transport.is_closing():
             return  # the handler is about to be cancelled
         transport.write(data)
-        self._keeps_up = not self._protocol.writing_paused
+        if self._protocol.writing_paused:
+            self.on_full()
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until the client has read.
@@ -143,7 +152,6 @@ class EventStream:
         if writer is not None:
             async with asyncio.timeout(timeout_s):
                 await writer.drain()
-        self._keeps_up = True
 
     async def close(self, timeout_s: float) -> web.StreamResponse:
         """End the response; returns it for aiohttp.
@@ -188,10 +196,10 @@ class LivelyStream(EventStream):
         self._sent_at = self._loop.time()
         self._timer = self._loop.call_at(self._sent_at + PING_S, self._look)
 
-    def send(self, data: bytes) -> bool:
-        """Send events; returns whether the client keeps up."""
+    def send_parts(self, parts: tuple[bytes, ...], num_bytes: int) -> None:
+        """Send an event."""
         self._sent_at = self._loop.time()
-        return super().send(data)
+        super().send_parts(parts, num_bytes)
 
     def be_quiet(self) -> None:
         """Send nothing more of its own."""
@@ -209,8 +217,8 @@ class LivelyStream(EventStream):
         self._timer = self._loop.call_at(self._sent_at + PING_S, self._look)
 
 
-def _chunk_head(size: int) -> bytes:
-    return _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
+def _ignore() -> None:
+    """Do nothing."""
 
 
 def error_event(body: bytes) -> bytes:

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from .detokenize import (
     ByteDetokenizer,
+    ByteTable,
     Detokenizer,
     PieceDetokenizer,
     StreamDetokenizer,
@@ -102,16 +103,11 @@ class TextModel:
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         decoder = json.loads(tokenizer.to_str())["decoder"]
         self._bytes = byte_pieces(vocabulary, decoder)
-        self._shown_bytes: list[bytes] | None = None  # without special tokens
-        self._texts: list[str | None] = []  # what both read as, where that is known
-        self._shown_texts: list[str | None] = []
+        self._table: ByteTable | None = None
+        self._shown_table: ByteTable | None = None  # without special tokens
         if self._bytes is not None:
-            self._shown_bytes = [
-                b"" if token_id in self.special_ids else piece
-                for token_id, piece in enumerate(self._bytes)
-            ]
-            self._texts = [None] * len(self._bytes)
-            self._shown_texts = [None] * len(self._bytes)
+            self._table = ByteTable(self._bytes)
+            self._shown_table = self._table.without(self.special_ids)
         self._pieces = sentence_pieces(vocabulary, decoder)
         self._unknown = frozenset[int]()  # padding rows of the model's embedding
         if self._bytes is None and self._pieces is None:
@@ -230,10 +226,9 @@ class TextModel:
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
     ) -> Detokenizer:
         """Return a fresh detokenizer for the output that follows a prompt."""
-        pieces = self._shown_bytes if skip_special_tokens else self._bytes
-        if pieces is not None:
-            texts = self._shown_texts if skip_special_tokens else self._texts
-            return ByteDetokenizer(pieces, texts)
+        table = self._shown_table if skip_special_tokens else self._table
+        if table is not None:
+            return ByteDetokenizer(table)
         skip = self.special_ids if skip_special_tokens else frozenset[int]()
         if self._pieces is not None:
             return PieceDetokenizer(self._pieces, skip, prompt_token_ids)

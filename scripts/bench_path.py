@@ -60,10 +60,16 @@ class Nobody:
         """Return the way to itself."""
         return self._route(self)
 
-    def submit(self, message: Any, reply: Any) -> None:
+    def submit(self, message: Any, reply: Any, *_: object) -> None:
         """Open a request."""
         self.opened.add(message, reply)
         self.last = message.request_id
+
+    def began(self, _: str) -> None:
+        """Take note of nothing."""
+
+    def promised(self, *_: object) -> None:
+        """Take note of nothing."""
 
     def update_of(self, _: str) -> None:
         """Return that nothing was updated."""

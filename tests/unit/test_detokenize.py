@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from support.tiny_model import tiny_tokenizer
-from tokenwire.frontend.detokenize import ByteDetokenizer, PieceDetokenizer
+from tokenwire.frontend.detokenize import ByteDetokenizer, ByteTable, PieceDetokenizer
 from tokenwire.frontend.pieces import bytes_of_piece
 from tokenwire.frontend.tokenizer import SamplingDefaults, TextModel
 
@@ -78,17 +78,18 @@ def test_a_prompt_that_ends_inside_a_character_does_not_leak() -> None:
 
 def test_known_texts_do_not_count_inside_a_character() -> None:
     """Bytes that are text by themselves end a character that is not whole."""
-    texts: list[str | None] = [None, None, None]
+    table = ByteTable([b"a", b"\xc3", b"\xa9"])
     for expected in ("a\N{REPLACEMENT CHARACTER}aé", "a\N{REPLACEMENT CHARACTER}aé"):
-        one = ByteDetokenizer([b"a", b"\xc3", b"\xa9"], texts)
+        one = ByteDetokenizer(table)
 
         assert "".join([*map(one.feed, [0, 1, 0, 1, 2]), one.flush()]) == expected
-    assert texts == ["a", None, None]
+    assert table.texts == ["a", None, None]
+    assert table.quoted == [b'"a"', None, None]
 
 
 def test_ids_above_the_tokenizer_are_silent() -> None:
     """Padding rows of an embedding have no text, and harm nothing."""
-    detokenizer = ByteDetokenizer([b"a"])
+    detokenizer = ByteDetokenizer(ByteTable([b"a"]))
 
     assert detokenizer.feed(99) + detokenizer.feed(0) == "a"
 

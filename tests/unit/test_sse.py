@@ -68,8 +68,8 @@ async def test_events_of_one_callback_leave_in_one_write(
     stream, client = await opened(outgoing, monkeypatch)
     other, other_client = await opened(outgoing, monkeypatch)
     for data in (b"data: 1\n\n", b"data: " + 2_000 * b"x" + b"\n\n"):
-        assert stream.send(data)
-        assert other.send(data)
+        stream.send(data)
+        other.send(data)
     assert client.writes == []
 
     await turn()
@@ -96,17 +96,28 @@ async def test_events_to_http_1_0_have_no_chunks(
 async def test_a_slow_client_is_noticed_and_forgiven(
     outgoing: Outgoing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``send`` says so from the write on that has filled its buffer, until ``drained``."""
+    """``on_full`` says so with the write that has filled its buffer, and no other."""
     stream, client = await opened(outgoing, monkeypatch)
-    client.slow_from = 1
-    assert stream.send(b"data: 1\n\n")
-    await turn()
+    num_calls = 0
 
-    assert not stream.send(b"data: 2\n\n")
+    def full() -> None:
+        nonlocal num_calls
+        num_calls += 1
+
+    stream.on_full = full
+    client.slow_from = 2
+    stream.send(b"data: 1\n\n")
+    await turn()
+    assert num_calls == 0
+    stream.send(b"data: 2\n\n")
+    await turn()
+    assert num_calls == 1
+    client.slow_from = 1 << 30
+    stream.send(b"data: 3\n\n")
     await stream.drained(1.0)
 
-    assert len(client.writes) == 2  # nothing is left behind
-    assert stream.send(b"data: 3\n\n")
+    assert len(client.writes) == 3  # nothing is left behind
+    assert num_calls == 1
 
 
 async def test_nothing_is_written_to_a_client_that_is_gone(
