@@ -56,7 +56,7 @@ export VENV CLIENTS_VENV
 .PHONY: help setup setup-sim setup-dev setup-clients run test check check-deploy lint fmt types unit \
 	engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-cores faults fuzz overload \
 	resume-report soak soak-faults survive \
-	kill-demo docs model tree lock clean
+	kill-demo docs model tree lock clean check-observability compose-sim compose-cpu
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -98,9 +98,19 @@ test: setup-clients  ## Run all tests, those on the real engine last.
 	$(BIN)/pytest $(WITHOUT_ENGINE) $(PYTEST); \
 	$(BIN)/pytest -m engine $(PYTEST)
 
+check-observability: setup-dev  ## Check dashboard, alerts, compose file and Dockerfile, with a real Prometheus.
+	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/check_observability.py --model "$$model"
+
+compose-sim: setup-dev  ## Run the compose file's profile sim as processes, and serve a request.
+	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/compose_here.py sim --model "$$model"
+
+compose-cpu: setup-dev  ## The same of the profile cpu, on the real engine.
+	@$(SETUP) cpu
+	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/compose_here.py cpu --model "$$model"
+
 check: lint types unit  ## All that a change must pass, without an engine.
 
-check-deploy: setup-dev  ## Prove the Helm chart with the real helm: schemas, policies, command lines.
+check-deploy: setup-dev check-observability  ## Prove the Helm chart with the real helm; compose file, images, dashboard and alerts, too.
 	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/check_deploy.py --model "$$model"
 
 lint: setup-dev  ## Check the style.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import (
     REGISTRY,
@@ -19,7 +19,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
-    exposition,
     generate_latest,
 )
 from prometheus_client.metrics_core import Metric
@@ -31,12 +30,13 @@ from tokenwire.worker.engine import EngineLoad
 from tokenwire.worker.kv_blocks import BlockUsage
 
 if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 __all__ = ["Metrics", "engine_families", "metrics_application"]
 
 PREFIX = "tokenwire_worker_"
 ENGINE_PREFIX = "vllm:"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_CORE = "0"
 """vLLM's label ``engine`` counts an engine's cores; a simulated one has one."""
 
@@ -405,6 +405,11 @@ class _BlockMetrics:
 
 def metrics_application() -> WSGIApplication:
     """Return the page of the default registry, whatever path is asked for."""
-    untyped = cast("Any", exposition)
-    application: WSGIApplication = untyped.make_wsgi_app(REGISTRY)
+
+    def application(_: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        # Whatever is asked for: as OpenMetrics, the client library (0.26) would call
+        # vLLM's families `vllm_`, where every dashboard says `vllm:`.
+        start_response("200 OK", [("Content-Type", CONTENT_TYPE)])
+        return [generate_latest(REGISTRY)]
+
     return application

@@ -13,7 +13,11 @@ import pytest
 from tokenwire.protocol.messages import Role
 from tokenwire.worker.capture_files import Access
 from tokenwire.worker.engine import EngineStartError
-from tokenwire.worker.vllm.arguments import CaptureArguments, engine_config
+from tokenwire.worker.vllm.arguments import (
+    CaptureArguments,
+    engine_config,
+    set_environment,
+)
 from tokenwire.worker.vllm.binding import Vllm
 
 NUM_LAYERS = 30
@@ -157,3 +161,27 @@ def test_on_a_cpu_the_model_runs_in_the_core(
     assert config.parallel_config.distributed_executor_backend == expected
     on_gpu = configured(Role.AGGREGATED, None)
     assert on_gpu.parallel_config.distributed_executor_backend == "mp"
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({}, "127.0.0.1"),
+        ({"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.7"}, "10.0.0.7"),
+        ({"VLLM_NIXL_SIDE_CHANNEL_HOST": "localhost"}, "127.0.0.1"),
+    ],
+)
+def test_the_side_channel_is_at_an_address(given: dict[str, str], address: str) -> None:
+    """Compose gives each service a name, which ZeroMQ does not bind."""
+    environ = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **given}
+    set_environment(Role.PREFILL, is_cpu=True, environ=environ)
+
+    found = environ["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+    assert found in {address, "::1"}
+
+
+def test_a_side_channel_that_does_not_resolve_is_said() -> None:
+    """Before an engine loads."""
+    environ = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "no such host"}
+    with pytest.raises(EngineStartError, match="no such host does not resolve"):
+        set_environment(Role.DECODE, is_cpu=True, environ=environ)

@@ -116,7 +116,8 @@ def test_another_engine_brings_its_own_families() -> None:
 async def asked(host: str, port: int, path: str) -> bytes:
     """Return the whole answer to a GET of *path*."""
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(b"GET %s HTTP/1.0\r\n\r\n" % path.encode())
+    accept = b"application/openmetrics-text;version=1.0.0,text/plain;q=0.5,*/*;q=0.1"
+    writer.write(b"GET %s HTTP/1.0\r\nAccept: %s\r\n\r\n" % (path.encode(), accept))
     async with within(60):
         answer = await reader.read()
     writer.close()
@@ -132,6 +133,8 @@ async def test_the_page_is_on_the_given_host_at_a_free_port() -> None:
         answer = await asked(server.host, server.port, "/metrics")
         assert b"200 OK" in answer.splitlines()[0]
         assert b"python_info" in answer
+        # What Prometheus prefers would rename vLLM's families.
+        assert b"text/plain; version=0.0.4" in answer
     finally:
         server.close()
 

@@ -45,7 +45,11 @@ class CaptureArguments:
 def set_environment(
     role: Role, *, is_cpu: bool, environ: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set the variables that vLLM's processes inherit, where the operator did not."""
+    """Set the variables that vLLM's processes inherit, where the operator did not.
+
+    Raises:
+        EngineStartError: The side channel is to be at a name that does not resolve.
+    """
     # The process holds sockets and threads by now: a fork would share both.
     environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # A worker talks to its own stack only; vLLM would report to its makers.
@@ -54,7 +58,8 @@ def set_environment(
         # Loopback until the operator names an interface: the handshake on this port
         # has no authentication. The port is vLLM's 5600 for every engine otherwise,
         # and the second one on a machine dies.
-        environ.setdefault("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
+        host = environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or "127.0.0.1"
+        environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = _address(host)
         if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in environ:
             environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())
     if is_cpu and "VLLM_CPU_OMP_THREADS_BIND" not in environ:
@@ -67,6 +72,20 @@ def set_environment(
         cores = len(os.sched_getaffinity(0))
         threads = cores - 1 if role is Role.AGGREGATED else cores // 2
         environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
+
+
+def _address(host: str) -> str:
+    """Return the address of *host*: ZeroMQ, by which vLLM listens there, binds no names.
+
+    Raises:
+        EngineStartError: It does not resolve.
+    """
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        msg = f"VLLM_NIXL_SIDE_CHANNEL_HOST: {host} does not resolve ({error})"
+        raise EngineStartError(msg) from error
+    return str(infos[0][4][0])
 
 
 def engine_config(
