@@ -54,7 +54,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check check-deploy lint fmt types unit \
-	engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-cores faults fuzz overload \
+	audit engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-cores faults fuzz overload \
 	resume-report soak soak-faults survive \
 	kill-demo docs model tree lock clean check-observability compose-sim compose-cpu
 
@@ -116,6 +116,9 @@ check-deploy: setup-dev check-observability  ## Prove the Helm chart with the re
 lint: setup-dev  ## Check the style.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+audit: setup-dev  ## Look for known vulnerabilities of what is pinned.
+	@$(BIN)/python scripts/audit.py
 
 fmt: setup-dev  ## Mend the style.
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""``tokenwire-keys``: makes the key pairs of secure links."""
+"""``tokenwire-keys``: makes the key pairs of secure links; ``api``: of clients, keys."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import zmq
 
 from tokenwire.protocol.settings import SettingsParser
 
+from . import api_keys
+
 __all__ = ["main", "make_pair"]
 
 SECRET_MODE = 0o600
@@ -24,10 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: 1 if a file is there already or cannot be written, 2 on a bad setting.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["api"]:
+        api_keys.main(given[1:])
+        return
     parser = SettingsParser(
         prog="tokenwire-keys",
         description="Make key pairs for secure links: NAME.secret stays with its owner, "
-        "NAME.public goes into the lists of those it speaks to. Prints the public keys.",
+        "NAME.public goes into the lists of those it speaks to. Prints the public keys. "
+        "`tokenwire-keys api NAME` makes the API key of a client.",
     )
     parser.add_argument(
         "names",
@@ -38,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--force", action="store_true", help="replace keys that are there already"
     )
-    settings = parser.parse_settings(arguments)
+    settings = parser.parse_settings(given)
     for name in settings.names:
         try:
             line = make_pair(Path(name), force=settings.force)

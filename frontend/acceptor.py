@@ -1,8 +1,8 @@
-"""Connections from a socket that several processes listen on.
+"""Connections from a socket, taken one by one: by several processes, or over TLS.
 
 An event loop takes all connections that wait, at once: whichever process wakes first would
 have a whole burst of them. Here a process takes one at a time, and leaves it to another
-that has fewer (``board.py``).
+that has fewer (``board.py``). Over TLS, each is opened with the certificate of its moment.
 """
 
 from __future__ import annotations
@@ -15,34 +15,57 @@ from collections.abc import Callable
 from aiohttp import web
 
 from .board import STAND_BY_S, YIELD_S, Turn
+from .listener import Runner
+from .tls import Tls
 
-__all__ = ["SharedSite"]
+__all__ = ["SharedSite", "at_once"]
 
 _log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """After an error of the system's: no descriptors, no memory."""
 
+TLS_CLOSE_S = 2.0
+"""How long a client may take to say that it has heard of the end of TLS."""
+
+
+def at_once() -> Turn:
+    """Return that the only process takes a connection."""
+    return Turn.NOW
+
 
 class SharedSite(web.BaseSite):
-    """Serves *runner*'s application on *listener*; *turn* says whose turn it is."""
+    """Serves *runner*'s application on *listener*.
+
+    Args:
+        runner: The application's.
+        listener: The socket, which does not block.
+        turn: Returns whose turn it is.
+        tls: With what connections are opened; None: in plain text.
+    """
 
     def __init__(
-        self, runner: web.BaseRunner, listener: socket.socket, turn: Callable[[], Turn]
+        self,
+        runner: Runner,
+        listener: socket.socket,
+        turn: Callable[[], Turn] = at_once,
+        tls: Tls | None = None,
     ) -> None:
         super().__init__(runner)
         self._serves = runner.server
+        self._bounds = runner.connections
         self._listener = listener
         self._turn = turn
+        self._tls = tls
         self._timer: asyncio.TimerHandle | None = None
-        self._opening: set[asyncio.Task[object]] = set()
+        self._opening: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._loop = asyncio.get_running_loop()
 
     @property
     def name(self) -> str:
         """Where it listens."""
         host, port = self._listener.getsockname()[:2]
-        return f"http://{host}:{port}"
+        return f"{'http' if self._tls is None else 'https'}://{host}:{port}"
 
     async def start(self) -> None:
         """Take connections from now on."""
@@ -90,15 +113,32 @@ class SharedSite(web.BaseSite):
             self._look_away(PAUSE_S, self._watch)
             return
         connection.setblocking(False)
+        if len(self._opening) >= self._bounds.limits.max_connections:
+            next(iter(self._opening)).cancel()  # it has not said who it is for longest
         opening = self._loop.create_task(self._open(connection))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
+        self._opening[opening] = None
+        opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        del self._opening[opening]
 
     async def _open(self, connection: socket.socket) -> None:
         if self._serves is None:
             connection.close()
             return
         try:
-            await self._loop.connect_accepted_socket(self._serves, connection)
-        except OSError:
-            connection.close()  # its client has left
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._serves, connection)
+                return
+            await self._loop.connect_accepted_socket(
+                self._serves,
+                connection,
+                ssl=self._tls.context(),
+                ssl_handshake_timeout=self._bounds.limits.header_timeout_s,
+                ssl_shutdown_timeout=TLS_CLOSE_S,
+            )
+        except OSError as error:
+            connection.close()  # its client has left, or speaks no TLS of ours
+            if self._tls is not None:
+                self._bounds.refused("tls")
+                _log.debug("a TLS connection was not opened: %s", error)

@@ -31,11 +31,13 @@ from tokenwire.protocol.admin import (
 )
 
 from . import admin_bodies as bodies
+from .access import BRIEF
 from .admin_key import AdminKey
 from .admin_settings import AdminSettings
 from .errors import ApiError, bad_request, unavailable
 from .fanout import Outcome, OwnPauses, everywhere, participants, standing
 from .link import Link
+from .listener import ignore_rest
 from .metrics import Metrics
 from .models import ModelList
 from .pool import Pool
@@ -48,6 +50,9 @@ _log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 1024
 """Paths, names and the arguments of a call: they fit into one control message."""
+
+BODY_TIMEOUT_S = 10.0
+"""For one that fits into a packet or twenty."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Route = Callable[[web.Request, Sequence[Link]], Awaitable[web.Response]]
@@ -130,10 +135,13 @@ class AdminPlane:
         self, request: web.Request, handler: Handler
     ) -> web.StreamResponse:
         is_health = request.method == "GET" and request.path == "/health"
-        if not is_health and not self._key.fits(request.headers.get("Authorization")):
+        fits = self._key.fits(request.headers.get("Authorization"))
+        if is_health:
+            request[BRIEF] = not fits
+        elif not fits:
             self._metrics.admin_called("any", "unauthorized")
             msg = "the admin plane needs its key: Authorization: Bearer KEY"
-            headers = {"WWW-Authenticate": "Bearer"}
+            headers = {"WWW-Authenticate": "Bearer", **ignore_rest(request)}
             raise ApiError(401, msg, code="invalid_api_key", headers=headers)
         if not self._key.is_set and "Origin" in request.headers:
             # Without a key, being on this machine is the permission; a page in a
@@ -395,9 +403,14 @@ async def _body(request: web.Request) -> bytes:
     """Return the body, which is JSON or nothing.
 
     Raises:
-        ApiError: 415, it is something else.
+        ApiError: 415, it is something else; 408, it takes too long.
     """
-    body = await request.read()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await request.read()
+    except TimeoutError as error:
+        msg = f"the body has not arrived within {BODY_TIMEOUT_S:g} s"
+        raise ApiError(408, msg, code="request_timeout") from error
     if body and request.content_type != "application/json":
         msg = f"the body must be application/json, not {request.content_type}"
         raise ApiError(415, msg)

@@ -471,5 +471,6 @@ class Health(Answer):
     """Whether generation can be served, and by whom."""
 
     status: Literal["ok", "unavailable"]
-    instances: list[HealthInstance]
+    # Both for who has a key, where keys are needed.
+    instances: list[HealthInstance] | UnsetType = UNSET
     processes: list[HealthProcess] | UnsetType = UNSET  # with --processes

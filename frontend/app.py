@@ -10,28 +10,30 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import uvloop
 from aiohttp import web
 
-from tokenwire.protocol.keys import INSECURE, KeyFileError
-from tokenwire.protocol.process import raise_file_limit
+from tokenwire.protocol.keys import INSECURE, KeyFileError, stays_here
+from tokenwire.protocol.process import num_files, raise_file_limit
 from tokenwire.protocol.watchdog import watch_loop
 
-from .acceptor import SharedSite
 from .admin import AdminPlane
-from .admin_key import AdminKey
 from .config import Config, parse_config
+from .connections import ConnectionLimits
 from .discovery import discover
-from .keyring import Keyring
+from .doors import Door
+from .keys import Keys
+from .ledger import Ledger
 from .listener import Runner
 from .metrics import Metrics
 from .model import ModelError, load_model
 from .parsers import ParserError, Parsers, load_parsers
 from .pool import Pool
 from .processes import run_processes
-from .resume_keys import ResumeKeys
 from .server import Server
 from .share import Share
+from .tls import Tls
 from .tokenizer import TextModel
 
 __all__ = ["log_as", "main", "run", "serve"]
@@ -44,6 +46,13 @@ LONG_WORK_THREADS = 2
 SWITCH_INTERVAL_S = 0.001
 """How long a thread with long work may keep the GIL from the event loop: Python's 5 ms
 would be added to each of its turns (5.3 ms measured, 1.2 ms so)."""
+
+OWN_FILES = 128
+"""Descriptors beside those of clients: of the process, and of links to some 50 workers."""
+
+OPEN_TO_ALL = (
+    "--host %s without --api-keys: whoever reaches it may use the models"  # and no more
+)
 
 
 def main() -> None:
@@ -77,13 +86,13 @@ def run(config: Config, share: Share | None = None) -> None:
     raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        keyring = Keyring.read(config.keys)
-        admin_key = AdminKey.read(config.admin.key_file)
-        resume_keys = ResumeKeys(config.resume.key_file)
+        keys = Keys.read(config)
     except KeyFileError as error:
         sys.exit(f"tokenwire-frontend: {error}")
     if config.keys.insecure_plaintext:
         _log.warning(INSECURE)
+    if keys.api is None and not stays_here(f"tcp://{config.host}:0"):
+        _log.warning(OPEN_TO_ALL, config.host)
     executor = ThreadPoolExecutor(LONG_WORK_THREADS, "long-work")
     try:
         model = load_model(config.model, executor)
@@ -97,9 +106,7 @@ def run(config: Config, share: Share | None = None) -> None:
             sys.stderr.write(f"tokenwire-frontend: {error}\n")
             sys.exit(2)  # a bad setting, as from the option parser
     try:
-        uvloop.run(
-            serve(config, model, keyring, admin_key, resume_keys, parsers, share)
-        )
+        uvloop.run(serve(config, model, keys, parsers, share))
     except OSError as error:
         sys.exit(f"tokenwire-frontend: {error}")
     finally:
@@ -109,9 +116,7 @@ def run(config: Config, share: Share | None = None) -> None:
 async def serve(
     config: Config,
     model: TextModel,
-    keyring: Keyring,
-    admin_key: AdminKey,
-    resume_keys: ResumeKeys,
+    keys: Keys,
     parsers: Parsers | None = None,
     share: Share | None = None,
 ) -> None:
@@ -152,19 +157,53 @@ async def serve(
         wait_s=config.worker_wait_s,
         remote_prefill=config.remote_prefill,
         routing=config.routing,
-        keyring=keyring,
+        keyring=keys.keyring,
     )
     started = int(time.time()) if share is None else share.started
-    server = Server(config, model, pool, metrics, started, parsers, resume_keys, share)
-    runners = [_runner(server.application())]
+    ledger = Ledger.create() if share is None else share.ledger
+    server = Server(
+        config, model, pool, metrics, started, parsers, keys, share, ledger=ledger
+    )
+    limits = _limits(config)
+    runners: list[Runner] = []
+
+    def door(what: str, app: web.Application, tls: Tls | None = None) -> Door:
+        runner = Runner(
+            app,
+            limits,
+            metrics.connection_refused,
+            shutdown_timeout=1.0,  # requests had their time before
+        )
+        runners.append(runner)
+        return Door(what, runner, tls)
+
     try:
-        await _open(config, runners[0], share)
+        main_door = door("listening on", server.application(), keys.tls)
+        metrics.num_connections.set_function(main_door.runner.connections.__len__)
+        if share is None:
+            await main_door.open(config.host, config.port, reuse_port=config.reuse_port)
+        else:
+            main_door.runner.on_count = share.count
+            share.sit(ready=False)
+            await main_door.share(share.listeners, share.turn)
+        if config.access.metrics_listen is not None:
+            probes = door("metrics on", server.probes())
+            if share is None:
+                await probes.open(
+                    *config.access.metrics_listen, reuse_port=config.reuse_port
+                )
+            else:
+                await probes.share(share.metrics_listeners)
         if config.admin.port is not None and (share is None or share.admin_listeners):
             plane = AdminPlane(
-                config.admin, admin_key, pool, metrics, server.models, server.health
+                config.admin, keys.admin, pool, metrics, server.models, server.health
             )
-            runners.append(_runner(plane.application(server.errors)))
-            await _open_admin(config, runners[1], share)
+            app = plane.application(server.errors)
+            admin = door("admin plane on", app, keys.admin_tls)
+            if share is None:
+                await admin.open(config.admin.host, config.admin.port)
+            else:
+                await admin.share(share.admin_listeners)
         # What start-up made stays: full collections need not walk over it again.
         gc.collect()
         gc.freeze()
@@ -189,54 +228,11 @@ async def serve(
         pool.close()
 
 
-def _runner(app: web.Application) -> Runner:
-    return Runner(
-        app,
-        handler_cancellation=True,  # a client that leaves cancels its handler
-        access_log=None,
-        shutdown_timeout=1.0,  # requests had their time before
-    )
-
-
-async def _open(config: Config, runner: Runner, share: Share | None) -> None:
-    """Take connections, on a socket of our own or on those that were inherited."""
-    if share is None:
-        host, port = await _listen(
-            runner, config.host, config.port, reuse_port=config.reuse_port
-        )
-        _log.info("listening on http://%s:%s", host, port)
-        return
-    runner.on_count = share.count
-    await runner.setup()
-    share.sit(ready=False)
-    for listener in share.listeners:
-        await SharedSite(runner, listener, share.turn).start()
-
-
-async def _open_admin(config: Config, runner: Runner, share: Share | None) -> None:
-    """The same for the admin plane, which one process has."""
-    if share is None:
-        host, port = await _listen(runner, config.admin.host, config.admin.port or 0)
-        _log.info("admin plane on http://%s:%s", host, port)
-        return
-    await runner.setup()
-    for listener in share.admin_listeners:
-        await web.SockSite(runner, listener).start()
-
-
-async def _listen(
-    runner: Runner, host: str, port: int, *, reuse_port: bool = False
-) -> tuple[str, int]:
-    """Listen, and return where.
-
-    Raises:
-        OSError: The address cannot be listened on; it says which.
-    """
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port, reuse_port=reuse_port or None).start()
-    except OSError as error:
-        msg = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise OSError(msg) from error
-    bound: tuple[str, int] = runner.addresses[0][:2]
-    return bound
+def _limits(config: Config) -> ConnectionLimits:
+    """Return what connections may do, and no more of them than there are descriptors."""
+    limits = config.access.limits
+    most = max(1, num_files() - OWN_FILES)
+    if most >= limits.max_connections:
+        return limits
+    _log.warning("connections are bounded by the limit of open files, to %d", most)
+    return msgspec.structs.replace(limits, max_connections=most)

@@ -21,6 +21,7 @@ from tokenwire.protocol.settings import (
     whole_number,
 )
 
+from .access_settings import AccessSettings, access_settings, add_access_options
 from .admin_settings import AdminSettings, add_admin_options, admin_settings
 from .cores import allowed_cores
 from .disaggregation import MAX_QUEUED_TOKENS, MIN_UNCACHED_TOKENS, RemotePrefill
@@ -89,6 +90,7 @@ class Config(msgspec.Struct, frozen=True):
     log_level: str
     policy: Policy
     parsers: ParserChoice
+    access: AccessSettings
     admin: AdminSettings
     resume: ResumeSettings
     objectives: Objectives
@@ -227,6 +229,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     _add_workers(parser)
     add_routing_options(parser)
     _add_parsers(parser)
+    add_access_options(parser)
     add_admin_options(parser)
     add_resume_options(parser)
     add_goodput_options(parser)
@@ -281,6 +284,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
             reasoning_parser_plugin=given.reasoning_parser_plugin,
             tool_strict_level=given.tool_strict_level,
         ),
+        access=access_settings(parser, given),
         admin=admin_settings(parser, given),
         resume=resume_settings(given),
         objectives=objectives(given),

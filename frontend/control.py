@@ -40,8 +40,21 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     frontend_id: str
     started: int  # Unix seconds; of the whole frontend
     board: int  # file descriptors
+    ledger: int
     listeners: list[int]
     admin_listeners: list[int]
+    metrics_listeners: list[int]
+
+    @property
+    def descriptors(self) -> list[int]:
+        """All that a process inherits."""
+        return [
+            self.board,
+            self.ledger,
+            *self.listeners,
+            *self.admin_listeners,
+            *self.metrics_listeners,
+        ]
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

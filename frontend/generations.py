@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
+from .access import identity_of
 from .config import Config
 from .errors import bad_request
 from .generation_answers import (
@@ -147,7 +148,7 @@ class Generations:
 
 def client_of(request: web.Request) -> Client:
     """Return who asks."""
-    return Client(request.headers.get("Authorization"))
+    return Client(identity_of(request))
 
 
 def told_seq(

@@ -15,6 +15,7 @@ from functools import partial
 
 from aiohttp import web
 
+from .access import identity_of
 from .admission import Bounds, Gate, Reason, State, Ticket
 from .calls import Call
 from .capacity import UNLIMITED, Capacity
@@ -301,10 +302,10 @@ def ticket_of(tenant: bytes, call: Call) -> Ticket:
 
 def tenant_of(request: web.Request) -> bytes:
     """Return who a request is of: its API key, hashed so that none is kept, or its peer."""
-    key = request.headers.get("Authorization")
-    if key is None:
+    identity = identity_of(request)
+    if identity is None:
         return (request.remote or "").encode()
-    data = key.encode(errors="surrogateescape")
+    data = identity.encode(errors="surrogateescape")
     return hashlib.blake2b(data, digest_size=_TENANT_BYTES, key=_TENANT_KEY).digest()
 
 

@@ -32,6 +32,11 @@ __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+MAX_KEY_NAMES = 2_048
+"""Of API keys, as labels: twice what a file may hold; those behind them are one."""
+
+OTHER_KEY = "(others)"
+
 # vLLM's buckets, so that one dashboard serves both.
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
@@ -238,6 +243,27 @@ class Metrics:
             "Questions for the workers' metrics; late: no answer within a second.",
             "outcome",
         )
+        self._key_requests = self._counter(
+            "tokenwire_api_key_requests",
+            "Requests by the name of their API key: let in, above a limit, or without a "
+            "key that is known (no name).",
+            "key",
+            "outcome",
+        )
+        self._key_tokens = self._counter(
+            "tokenwire_api_key_tokens", "Tokens by API key.", "key", "kind"
+        )
+        self._key_names = set[str]()
+        self._connections_refused = self._counter(
+            "tokenwire_connections_refused",
+            "Connections turned away, or ended by a bound.",
+            "reason",
+        )
+        self.num_connections = Gauge(
+            "tokenwire_connections",
+            "Connections of clients.",
+            registry=self.registry,
+        )
         self.num_inflight = Gauge(
             "tokenwire_requests_inflight",
             "Generation requests being served.",
@@ -377,6 +403,26 @@ class Metrics:
     def parser_failed(self) -> None:
         """Count an output whose parser failed: its text became content."""
         self._parser_failures.inc()
+
+    def key_used(self, name: str, outcome: str) -> None:
+        """Count a request of an API key; *name* is empty where it has none of ours."""
+        self._key_requests.labels(self._key_label(name), outcome).inc()
+
+    def key_tokens(self, name: str, kind: str, num_tokens: int) -> None:
+        """Count tokens of an API key: ``prompt`` or ``generation``."""
+        self._key_tokens.labels(self._key_label(name), kind).inc(num_tokens)
+
+    def _key_label(self, name: str) -> str:
+        names = self._key_names
+        if name not in names:
+            if len(names) >= MAX_KEY_NAMES:
+                return OTHER_KEY
+            names.add(name)
+        return name
+
+    def connection_refused(self, reason: str) -> None:
+        """Count a connection that was turned away, or ended by a bound."""
+        self._connections_refused.labels(reason).inc()
 
     def shed(self, reason: str, priority: int) -> None:
         """Count a request that was turned away."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from .access import OPEN_ROUTES
 from .answers import ErrorAnswer
 from .bounds import BOUNDS, REQUEST_ID_FORM, Bound
 from .fields import ALIAS, FORMS, describe
@@ -30,18 +31,29 @@ Json = dict[str, Any]
 ALIASED = {ChatRequest, CompletionRequest}
 """The requests whose ``return_token_ids`` is an alias, and no field of their own."""
 
+_KEYED = {
+    401: "The API key is missing, or none of this operator's.",
+    429: "The API key has reached one of its limits.",
+}
+
 _REFERENCE = "#/components/schemas/{name}"
 
 
-def openapi_document(*, ignore_unknown_fields: bool = False) -> Json:
+def openapi_document(
+    *, ignore_unknown_fields: bool = False, needs_keys: bool = False
+) -> Json:
     """Return the document.
 
     Args:
         ignore_unknown_fields: Whether requests may have fields that nobody knows.
+        needs_keys: Whether they need an API key.
     """
     paths: dict[str, Json] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = _operation(route)
+    if needs_keys:
+        _lock(paths)
+    scheme = {"key": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -51,6 +63,7 @@ def openapi_document(*, ignore_unknown_fields: bool = False) -> Json:
         },
         "paths": paths,
         "components": {
+            **({"securitySchemes": scheme} if needs_keys else {}),
             "schemas": _schemas(ignore_unknown_fields=ignore_unknown_fields),
             "headers": {
                 "RequestId": {
@@ -64,6 +77,17 @@ def openapi_document(*, ignore_unknown_fields: bool = False) -> Json:
             },
         },
     }
+
+
+def _lock(paths: dict[str, Json]) -> None:
+    """Say of every route but the open ones that it needs a key, which may have limits."""
+    for path in paths.keys() - OPEN_ROUTES:
+        for operation in paths[path].values():
+            operation["security"] = [{"key": []}]
+            for status, text in _KEYED.items():
+                content = {"application/json": {"schema": _of(ErrorAnswer)}}
+                failure: Json = {"description": text, "content": content}
+                operation["responses"].setdefault(str(status), failure)
 
 
 # --- operations --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ __all__ = ["LARGEST", "OWN", "SUMMED", "Books"]
 
 SUMMED = frozenset(
     {
+        "tokenwire_connections",
         "tokenwire_requests_inflight",
         "tokenwire_queue_requests",
         "tokenwire_queue_tokens",

@@ -26,9 +26,12 @@ from tokenwire.protocol.restart import (
 from .board import Board
 from .config import Config
 from .control import Start
+from .doors import listening, scheme_of
 from .events import first_of
+from .ledger import Ledger
 from .pages import Books
 from .spawned import Spawned
+from .tls import TlsFiles
 
 __all__ = ["Processes", "run_processes"]
 
@@ -39,10 +42,6 @@ WAIT_S = 1.0
 
 KILL_AFTER_S = 10.0
 """Beyond the time that requests have: ends are told, connections closed in some 3 s."""
-
-BACKLOG = 1_024
-"""Connections that wait for a process, while it is restarted or in a burst; the system
-bounds it, too (``net.core.somaxconn``)."""
 
 RESTARTS = RestartPolicy(first_delay_s=0.25, max_delay_s=10.0, max_failed_starts=1)
 """Quicker than for engines: a start takes a second, and the others carry its load."""
@@ -68,12 +67,14 @@ class Processes:
         self._config = config
         self._arguments = arguments
         self._board = Board.create(config.processes)
+        self._ledger = Ledger.create(config.processes)
         self._books = Books(config.processes)
         self._running: dict[int, Spawned] = {}
         self._restarts: dict[int, Restarts] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._listeners: list[socket.socket] = []
         self._admin_listeners: list[socket.socket] = []
+        self._metrics_listeners: list[socket.socket] = []
         self._started = int(time.time())
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -100,6 +101,10 @@ class Processes:
                 self._admin_listeners = await listening(
                     config.admin.host, config.admin.port
                 )
+            if config.access.metrics_listen is not None:
+                self._metrics_listeners = await listening(
+                    *config.access.metrics_listen, reuse_port=config.reuse_port
+                )
             async with asyncio.TaskGroup() as tasks:
                 self._keepers = [
                     tasks.create_task(self._keep(number))
@@ -110,9 +115,14 @@ class Processes:
         finally:
             for one in self._running.values():
                 one.kill()  # empty but after a bug of ours
-            for listener in (*self._listeners, *self._admin_listeners):
+            for listener in (
+                *self._listeners,
+                *self._admin_listeners,
+                *self._metrics_listeners,
+            ):
                 listener.close()
             self._board.close()
+            self._ledger.close()
         return self._exit_code
 
     def _on_signal(self) -> None:
@@ -161,6 +171,7 @@ class Processes:
         status = await one.attend(self)
         del self._running[one.number]
         self._board.leave(one.number)
+        self._ledger.leave(one.number)
         self._books.ended(one.number)
         how = f"{one.number} (pid {one.pid}) has ended with {status_text(status)}"
         return how, status
@@ -173,9 +184,11 @@ class Processes:
             frontend_id=f"{self._config.frontend_id}-{number}",
             started=self._started,
             board=self._board.fd,
+            ledger=self._ledger.fd,
             listeners=[one.fileno() for one in self._listeners],
             # One has the admin plane: what it does, all learn from the workers.
             admin_listeners=[one.fileno() for one in self._admin_listeners if is_first],
+            metrics_listeners=[one.fileno() for one in self._metrics_listeners],
         )
 
     async def _end(self) -> None:
@@ -206,8 +219,10 @@ class Processes:
         _log.info("process %d (pid %d) is up", one.number, one.pid)
         if not self._first_is_up.is_set():
             self._first_is_up.set()
-            _say_where("listening on", self._listeners)
-            _say_where("admin plane on", self._admin_listeners)
+            tls = self._config.access.tls
+            _say_where("listening on", self._listeners, tls)
+            _say_where("admin plane on", self._admin_listeners, tls)
+            _say_where("metrics on", self._metrics_listeners, None)
 
     def told(self, one: Spawned, page: str) -> None:
         """Keep the metrics of a process."""
@@ -237,36 +252,9 @@ class Processes:
         return self._books.page(answering)
 
 
-async def listening(
-    host: str, port: int, *, reuse_port: bool = False
-) -> list[socket.socket]:
-    """Return sockets that listen on all addresses of *host*.
-
-    Raises:
-        OSError: One cannot be listened on; it says which.
-    """
-    loop = asyncio.get_running_loop()
-    sockets: list[socket.socket] = []
-    try:
-        server = await loop.create_server(
-            asyncio.Protocol,
-            *(host, port),
-            reuse_port=reuse_port or None,
-            start_serving=False,
-        )
-        sockets = [one.dup() for one in server.sockets]
-        server.close()
-        for one in sockets:
-            one.listen(BACKLOG)
-    except OSError as error:
-        for one in sockets:
-            one.close()
-        msg = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise OSError(msg) from error
-    return sockets
-
-
-def _say_where(what: str, listeners: Sequence[socket.socket]) -> None:
+def _say_where(
+    what: str, listeners: Sequence[socket.socket], tls: TlsFiles | None
+) -> None:
     if listeners:
         host, port = listeners[0].getsockname()[:2]
-        _log.info("%s http://%s:%s", what, host, port)
+        _log.info("%s %s://%s:%s", what, scheme_of(tls), host, port)

@@ -31,7 +31,8 @@ SEED_BITS = 53
 class Client:
     """Who asks."""
 
-    authorization: str | None = None  # the header, whole
+    # ``access.identity_of``: the name of its API key; without keys, the header
+    authorization: str | None = None
 
 
 ANYONE = Client()

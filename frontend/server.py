@@ -14,9 +14,11 @@ from aiohttp import web
 
 from tokenwire.protocol.messages import Role
 
+from .access import BRIEF, Access, briefly, grant_of
 from .calls import Call, chat_call, completion_call
 from .checks import check_request_id
 from .config import Config
+from .cors import Cors
 from .engine_metrics import EngineMetrics
 from .errors import ApiError, bad_request, internal_error
 from .gauges import watch_workers
@@ -25,12 +27,15 @@ from .generations import Generations, client_of
 from .intake import Intake, tenant_of, ticket_of
 from .job import End
 from .kept import owner_of
+from .keys import Keys
+from .ledger import Ledger
 from .metrics import CONTENT_TYPE, Metrics
 from .models import ModelList
 from .openapi import openapi_document
 from .parsers import Parsers
 from .policy import Policy
 from .pool import Pool
+from .quotas import Quotas
 from .reading import parsed_body, typed_body
 from .replay import CHAT, COMPLETIONS, Replays
 from .resume_keys import ResumeKeys
@@ -75,8 +80,10 @@ class Server:
         metrics: Metrics,
         started: int,  # Unix seconds
         parsers: Parsers | None = None,
-        resume_keys: ResumeKeys | None = None,
+        keys: Keys | None = None,
         share: Share | None = None,
+        *,
+        ledger: Ledger | None = None,
     ) -> None:
         self._config = config
         self._share = share
@@ -84,7 +91,7 @@ class Server:
             config.policy,
             parsers=parsers,
             parser_failed=metrics.parser_failed,
-            resume_keys=resume_keys or ResumeKeys(),
+            resume_keys=keys.resume if keys is not None else ResumeKeys(),
             checkpoint_life_s=config.resume.checkpoint_life_s,
         )
         self._model = model
@@ -99,12 +106,25 @@ class Server:
         )
         self._engine_metrics = EngineMetrics(lambda: pool.links, metrics)
         watch_workers(metrics, pool)
+        self._access: Access | None = None
+        if keys is not None and keys.api is not None:
+            quotas = Quotas(
+                ledger or Ledger.create(), metrics.key_used, metrics.key_tokens
+            )
+            self._access = Access(keys.api, quotas, metrics)
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
         app = web.Application(
             middlewares=[self.errors], client_max_size=self._config.max_body_bytes
         )
+        if self._config.access.cors_origins:
+            cors = Cors(self._config.access.cors_origins)
+            app.middlewares.append(cors.preflight)
+            app.on_response_prepare.append(cors.allow)
+        if self._access is not None:
+            app.middlewares.append(self._access.guard)
+            app.on_response_prepare.append(self._access.tell_limits)
         app[OUTGOING] = Outgoing()
         app.router.add_post(CHAT, self._chat)
         app.router.add_post(COMPLETIONS, self._completions)
@@ -114,13 +134,23 @@ class Server:
         self._generations.add_routes(app.router)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._one_model)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/live", self._live)
-        app.router.add_get("/ready", self._ready)
-        app.router.add_get("/metrics", self._serve_metrics)
+        self._add_probes(app.router)
         app.router.add_get("/version", self._version)
         app.router.add_get("/openapi.json", self._openapi)
         return app
+
+    def probes(self) -> web.Application:
+        """Return what ``--metrics-listen`` serves, without a key."""
+        middlewares = [self.errors] if self._access is None else [self.errors, briefly]
+        app = web.Application(middlewares=middlewares)
+        self._add_probes(app.router)
+        return app
+
+    def _add_probes(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/health", self.health)
+        router.add_get("/live", self._live)
+        router.add_get("/ready", self._ready)
+        router.add_get("/metrics", self._serve_metrics)
 
     # --- generation ----------------------------------------------------------------
 
@@ -172,6 +202,9 @@ class Server:
             call = await prepare(body, partial(intake.check, tenant))
             del body
             intake.parsed(visit)
+            grant = grant_of(request)
+            if grant is not None:
+                grant.prompt(call.num_prompt_tokens)
             if session_id:
                 call.of_session(session_id)
             ticket = ticket_of(tenant, call)
@@ -196,6 +229,12 @@ class Server:
             finally:
                 intake.give_up.pop(session.give_up, None)
                 intake.leave(ticket, session.num_tokens)
+                if grant is not None and ticket.reason is None:
+                    grant.output(
+                        call.num_prompt_tokens, session.num_tokens, session.num_let_go
+                    )
+                elif grant is not None:
+                    grant.give_back(call.num_prompt_tokens)
 
     async def _plain(self, answer: PlainAnswer, request: web.Request) -> web.Response:
         """Answer what no worker is asked about."""
@@ -244,14 +283,12 @@ class Server:
 
     async def health(self, request: web.Request) -> web.Response:
         """Answer ``/health``: whether it can serve, and each worker's state."""
-        del request
         ready = self._any_is_ready()
-        body: dict[str, object] = {
-            "status": "ok" if ready else "unavailable",
-            "instances": self._pool.instances(),
-        }
-        if self._share is not None:
-            body["processes"] = self._share.seats()
+        body: dict[str, object] = {"status": "ok" if ready else "unavailable"}
+        if not request.get(BRIEF):
+            body["instances"] = self._pool.instances()
+            if self._share is not None:
+                body["processes"] = self._share.seats()
         return _json(body, 200 if ready else 503)
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
@@ -266,7 +303,8 @@ class Server:
         del request
         if self._openapi_json is None:
             document = openapi_document(
-                ignore_unknown_fields=self._policy.ignore_unknown_fields
+                ignore_unknown_fields=self._policy.ignore_unknown_fields,
+                needs_keys=self._access is not None,
             )
             self._openapi_json = msgspec.json.encode(document)
         return web.Response(body=self._openapi_json, content_type="application/json")

@@ -82,6 +82,22 @@ class Session:
         """Tokens of all choices that were delivered."""
         return sum(choice.num_tokens for choice in self._choices)
 
+    @property
+    def num_let_go(self) -> int:
+        """Tokens that may come for nobody: a generation that goes on without its client."""
+        resumable = self._call.resumable
+        is_told = self._stream is not None and self._error is None
+        if (
+            not is_told
+            or not self._num_running
+            or not resumable
+            or not resumable.outlives
+        ):
+            return 0
+        job, _ = self._call.jobs[0]
+        num_left = job.sampling.max_tokens - len(job.output_token_ids)
+        return max(0, num_left - self.num_tokens)
+
     def give_up(self, error: ApiError) -> None:
         """End the response with *error*, unless all is over."""
         if self._num_running and self._error is None:

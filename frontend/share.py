@@ -18,6 +18,7 @@ import msgspec
 from .board import TICK_S, Board, Seat, Turn
 from .control import Ask, FromParent, Page, Start, Up, framed, read
 from .errors import unavailable
+from .ledger import Ledger
 
 __all__ = ["PAGE_WAIT_S", "Share"]
 
@@ -44,8 +45,16 @@ class Share:
         self.admin_listeners = [
             socket.socket(fileno=fd) for fd in start.admin_listeners
         ]
-        for listener in (*self.listeners, *self.admin_listeners):
+        self.metrics_listeners = [
+            socket.socket(fileno=fd) for fd in start.metrics_listeners
+        ]
+        for listener in (
+            *self.listeners,
+            *self.admin_listeners,
+            *self.metrics_listeners,
+        ):
             listener.setblocking(False)
+        self.ledger = Ledger(start.ledger, start.num_processes, start.process)
         self._control = control
         self._board = Board(start.board, start.num_processes)
         self._writer: asyncio.StreamWriter | None = None

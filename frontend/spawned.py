@@ -72,7 +72,7 @@ class Spawned:
                     *(sys.executable, "-P", "-m", "tokenwire.frontend.child"),
                     *arguments,
                     stdin=theirs.fileno(),
-                    pass_fds=[*start.listeners, *start.admin_listeners, start.board],
+                    pass_fds=start.descriptors,
                     start_new_session=True,  # a Ctrl-C reaches it only through us
                 )
             except BaseException:

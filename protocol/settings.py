@@ -13,6 +13,7 @@ from .keys import KeyFiles
 __all__ = [
     "SettingsParser",
     "add_key_options",
+    "host_and_port",
     "key_files",
     "port",
     "port_or_off",
@@ -231,6 +232,19 @@ def tcp_endpoint(text: str) -> str:
         msg = f"{text!r} is not an endpoint like tcp://127.0.0.1:5555"
         raise argparse.ArgumentTypeError(msg)
     return text
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Return the host and the TCP port in *text*; 0 stands for any free one.
+
+    Raises:
+        ArgumentTypeError: It is no ``HOST:PORT``.
+    """
+    host, _, number = text.rpartition(":")
+    if not host:
+        msg = f"{text!r} is not HOST:PORT"
+        raise argparse.ArgumentTypeError(msg)
+    return host.strip("[]"), port(number)
 
 
 def seconds(*, zero: bool = False) -> Callable[[str], float]:

@@ -14,6 +14,7 @@ from unittest import mock
 
 from table import replaced
 
+from tokenwire.deploy.api_keys import main as make_api_key
 from tokenwire.deploy.keys import main as make_keys
 from tokenwire.deploy.up import main as up
 from tokenwire.frontend.config import parse_config as frontend
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], object]] = {
     "tokenwire-worker --engine sim --": simulated,
     "tokenwire-up": up,
     "tokenwire-keys": make_keys,
+    "tokenwire-keys api": make_api_key,
 }
 
 SECTIONS = {

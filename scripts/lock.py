@@ -33,6 +33,8 @@ LEFT_OUT = {
     "torchaudio": "does not fit a CPU torch",
     "torchcodec": "does not fit a CPU torch",
     "torchvision": "does not fit a CPU torch",
+    # pip-api asks for it.
+    "pip": "every environment has one",
     # 1 GB on disk, required by xgrammar for its CUDA kernels alone.
     "triton": "needs a GPU",
 }

@@ -47,6 +47,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 class _SilentHandler(WSGIRequestHandler):
     """Logs no request: there is one every few seconds."""
 
+    timeout = 10.0  # of a client that sends or reads nothing: each has a thread
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
         """Log nothing."""
 

@@ -419,7 +419,7 @@ def test_the_documented_commands_work(
         elif name == "tokenwire-frontend":
             Keyring.read(frontend_config(arguments).keys)
     assert names == {"tokenwire-keys", "tokenwire-worker", "tokenwire-frontend"}
-    assert capsys.readouterr().out.count("\n") == 2
+    assert capsys.readouterr().out.count("\n") == 3  # two of CURVE, an API key
 
 
 def test_what_the_document_quotes_is_what_is_said() -> None:

@@ -19,16 +19,15 @@ from prometheus_client import CollectorRegistry
 
 from support.awake import Awake
 from tokenwire.frontend.admin import AdminPlane
-from tokenwire.frontend.admin_key import AdminKey
 from tokenwire.frontend.config import parse_config
+from tokenwire.frontend.doors import Door
 from tokenwire.frontend.intake import Intake
-from tokenwire.frontend.keyring import Keyring
+from tokenwire.frontend.keys import Keys
 from tokenwire.frontend.listener import Runner
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
 from tokenwire.frontend.model import load_model
 from tokenwire.frontend.parsers import Parsers
 from tokenwire.frontend.pool import Pool
-from tokenwire.frontend.resume_keys import ResumeKeys
 from tokenwire.frontend.server import Server
 from tokenwire.frontend.tokenizer import TextModel
 from tokenwire.protocol.keys import KeyFiles
@@ -288,6 +287,8 @@ class Stack:
     app: web.Application
     intake: Intake
     admin: str = ""  # the admin plane's URL
+    probes: str = ""  # what ``--metrics-listen`` serves
+    runner: Runner | None = None
     parsers: Parsers | None = None
     workers: list[SimWorker] = field(default_factory=list[SimWorker])
 
@@ -350,6 +351,7 @@ async def frontend(
         ]
     )
     text_model = load_model(str(model), executor)
+    keys = Keys.read(config)
     pool = Pool(
         model=MODEL_NAME,
         tokenizer_sha256=text_model.sha256,
@@ -360,47 +362,44 @@ async def frontend(
         wait_s=config.worker_wait_s,
         remote_prefill=config.remote_prefill,
         routing=config.routing,
-        keyring=Keyring.read(config.keys),
+        keyring=keys.keyring,
     )
     metrics = FrontendMetrics(MODEL_NAME, config.objectives)
-    resume_keys = ResumeKeys(config.resume.key_file)
-    server = Server(config, text_model, pool, metrics, 0, parsers, resume_keys)
+    server = Server(config, text_model, pool, metrics, 0, parsers, keys)
     app = server.application()
-    runner = Runner(app, handler_cancellation=True)
+    limits, refused = config.access.limits, metrics.connection_refused
     plane = AdminPlane(
-        config.admin,
-        AdminKey.read(config.admin.key_file),
-        pool,
-        metrics,
-        server.models,
-        server.health,
+        config.admin, keys.admin, pool, metrics, server.models, server.health
     )
-    admin = Runner(plane.application(server.errors), handler_cancellation=True)
+    runner = Runner(app, limits, refused)
+    admin = Runner(plane.application(server.errors), limits, refused)
+    probes = Runner(server.probes(), limits, refused)
+    doors = {
+        "http": Door("listening on", runner, keys.tls),
+        "admin": Door("admin plane on", admin, keys.admin_tls),
+        "probes": Door("metrics on", probes),
+    }
     run = asyncio.create_task(pool.run())
     try:
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        await admin.setup()
-        await web.TCPSite(admin, "127.0.0.1", 0).start()
-        admin_host, admin_port = admin.addresses[0][:2]
+        urls = {name: await door.open("127.0.0.1", 0) for name, door in doors.items()}
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as client:
             yield Stack(
-                f"http://{host}:{port}",
+                urls["http"],
                 pool,
                 text_model,
                 client,
                 app,
                 server.intake,
-                f"http://{admin_host}:{admin_port}",
+                urls["admin"],
+                urls["probes"],
+                runner,
                 parsers,
             )
     finally:
         run.cancel()
-        await admin.cleanup()
-        await runner.cleanup()
+        for door in doors.values():
+            await door.runner.cleanup()
         pool.close()
 
 

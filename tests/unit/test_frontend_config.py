@@ -10,11 +10,13 @@ import pytest
 from support.awake import within
 from tokenwire.frontend import discovery
 from tokenwire.frontend.config import parse_config
+from tokenwire.frontend.connections import ConnectionLimits
 from tokenwire.frontend.discovery import discover, parse_workers_file
 from tokenwire.frontend.metrics import FastHistogram, Metrics
 from tokenwire.frontend.resume_settings import ResumeSettings
 from tokenwire.frontend.routing import Policy
 from tokenwire.frontend.routing_settings import RoutingSettings
+from tokenwire.frontend.tls import TlsFiles
 
 MINIMAL = ["--model", "m", "--worker", "tcp://127.0.0.1:1"]
 
@@ -194,3 +196,32 @@ def test_the_exposition_names_what_vllm_names() -> None:
         "e2e_request_latency_seconds",
     ):
         assert f"tokenwire_{name}_bucket" in page
+
+
+def test_who_may_speak_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """By default everyone who reaches it, in plain text; halves of options are refused."""
+    access = parse_config(MINIMAL).access
+    assert (access.api_keys, access.tls, access.metrics_listen) == (None, None, None)
+    assert access.cors_origins == ()
+    assert access.limits == ConnectionLimits()
+    given = ["--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a"]
+    given += ["--metrics-listen", "[::1]:9400", "--cors-origin", "https://a.b"]
+    access = parse_config([*MINIMAL, *given, "--cors-origin", "https://c.d"]).access
+    assert access.tls == access.admin_tls == TlsFiles("c", "k", "a")
+    assert access.metrics_listen == ("::1", 9400)
+    assert access.cors_origins == ("https://a.b", "https://c.d")
+    given += ["--admin-tls-client-ca", "o", "--client-write-timeout-s", "5"]
+    access = parse_config([*MINIMAL, *given]).access
+    assert access.admin_tls == TlsFiles("c", "k", "o")
+    assert access.limits.write_timeout_s == 5
+    for bad, says in (
+        (["--tls-cert", "c"], "give both --tls-cert and --tls-key"),
+        (["--tls-client-ca", "a"], "need --tls-cert and --tls-key"),
+        (["--cors-origin", "*"], "is not an origin"),
+        (["--metrics-listen", "9400"], "is not HOST:PORT"),
+        (["--max-header-bytes", "10"], "from 1024 up"),
+        (["--max-connections", "0"], "from 1 up"),
+    ):
+        with pytest.raises(SystemExit):
+            parse_config([*MINIMAL, *bad])
+        assert says in capsys.readouterr().err

@@ -1,0 +1,346 @@
+"""API keys over HTTP: who is let in, what each key may use, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from api_document import ApiDocument
+from openapi_spec_validator import validate
+
+from support.awake import within
+from support.keyed import Keyed, with_key
+from support.stack import Reply, Stack, eventually, stack
+from tokenwire.frontend.access import OPEN_ROUTES
+from tokenwire.protocol.api_keys import ApiKey, KeyLimits, digest_of, line_of
+from tokenwire.protocol.messages import Role
+
+ALICE, BOB = with_key("key-of-alice"), with_key("key-of-bob")
+BODY: dict[str, Any] = {"prompt": [5], "max_tokens": 2}
+WRONG = {
+    "none": {},
+    "empty": {"Authorization": ""},
+    "scheme alone": {"Authorization": "Bearer"},
+    "another's": with_key("key-of-nobody"),
+    "longer": with_key("key-of-alicee"),
+    "other scheme": {"Authorization": "Basic key-of-alice"},
+    "bare": {"Authorization": "key-of-alice"},
+    "a name": with_key("alice"),
+    "a hash": with_key(digest_of("key-of-alice").hex()),
+    "zero byte's name": {"Authorization": "\\0alice"},
+    "other header": {"api-key": "key-of-alice", "X-API-Key": "key-of-alice"},
+}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keyed:
+    """Two keys without limits."""
+    return Keyed(tmp_path / "keys", ["alice", "bob"])
+
+
+@pytest_asyncio.fixture
+async def locked(tiny_model: Path, keys: Keyed) -> AsyncIterator[Stack]:
+    """A pair behind a frontend with keys."""
+    roles = (Role.PREFILL, Role.DECODE)
+    async with stack(tiny_model, roles, arguments=keys.arguments) as running:
+        yield running
+        await running.idle()
+
+
+async def ask(
+    served: Stack, method: str, path: str, headers: dict[str, str], body: Any = None
+) -> Reply:
+    """Send a request of any method, and read the whole answer."""
+    sent = {"Content-Type": "application/json", **headers}
+    data = None if body is None else json.dumps(body).encode()
+    async with served.client.request(
+        method, served.url + path, headers=sent, data=data
+    ) as answer:
+        return Reply(answer.status, answer.headers, await answer.text())
+
+
+def routes_of(served: Stack) -> list[tuple[str, str]]:
+    """Return every route that is served, open ones apart, and some that are not."""
+    known = [
+        (route.method, route.resource.canonical)
+        for route in served.app.router.routes()
+        if route.resource is not None
+    ]
+    closed = [
+        (method, path)
+        for method, path in known
+        if path not in OPEN_ROUTES or method not in {"GET", "HEAD"}
+    ]
+    assert len(closed) > 15
+    more = [("GET", "/nowhere"), ("POST", "/health"), ("OPTIONS", "/v1/models")]
+    return [*closed, *more]
+
+
+def filled(path: str) -> str:
+    """Return a path for a route's pattern."""
+    return path.replace("{id}", "chatcmpl-1").replace("{model}", "tiny")
+
+
+async def outcomes(served: Stack) -> dict[str, float]:
+    """Return what was counted of keys, by labels."""
+    text = (await ask(served, "GET", "/metrics", ALICE)).text
+    lines = [line for line in text.splitlines() if line.startswith("tokenwire_api_key")]
+    pairs = (line.removeprefix("tokenwire_api_key_").rpartition(" ") for line in lines)
+    return {name: float(value) for name, _, value in pairs}
+
+
+# --- who is let in -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_no_route_is_answered_without_a_key(locked: Stack, case: str) -> None:
+    """Whatever stands in a key's place; not even whether there is such a route."""
+    for method, path in routes_of(locked):
+        reply = await ask(locked, method, filled(path), WRONG[case], BODY)
+        assert reply.status == 401, (method, path)
+        assert reply.headers["WWW-Authenticate"].startswith("Bearer")
+        if method != "HEAD":
+            assert reply.error["code"] == "invalid_api_key"
+            assert set(reply.error) == {"message", "type", "param", "code"}
+            assert "key-of" not in reply.text
+    assert all(worker.idle for worker in locked.workers)
+
+
+async def test_every_route_is_answered_with_a_key(locked: Stack) -> None:
+    """As it would be without keys: none of these is a 401."""
+    for method, path in routes_of(locked):
+        reply = await ask(locked, method, filled(path), ALICE, BODY)
+        assert reply.status not in {401, 403, 500}, (method, path)
+    assert (await locked.post("/v1/completions", BODY, ALICE)).status == 200
+    upper = {"Authorization": "BEARER key-of-alice"}
+    assert (await locked.post("/v1/completions", BODY, upper)).status == 200
+
+
+async def test_probes_need_no_key_and_are_told_little(locked: Stack) -> None:
+    """Neither names nor addresses of workers; who has a key is told all."""
+    for path in sorted(OPEN_ROUTES):
+        reply = await locked.get(path)
+        assert reply.status == 200, path
+        assert "decode-0" not in reply.text
+        assert "tcp://" not in reply.text
+    assert (await locked.get("/health")).json == {"status": "ok"}
+    wrong = await ask(locked, "GET", "/health", with_key("no"))
+    assert (wrong.status, wrong.json) == (200, {"status": "ok"})
+    assert len((await ask(locked, "GET", "/health", BOB)).json["instances"]) == 2
+
+
+async def test_metrics_have_a_listener_without_keys(locked: Stack) -> None:
+    """Beside probes, and nothing else; ``/health`` is as brief there."""
+    async with locked.client.get(f"{locked.probes}/metrics") as answer:
+        assert answer.status == 200
+        assert "tokenwire_requests_inflight" in await answer.text()
+    async with locked.client.get(f"{locked.probes}/health") as answer:
+        assert await answer.json() == {"status": "ok"}
+    for path in ("/v1/models", "/version", "/openapi.json"):
+        async with locked.client.get(locked.probes + path) as answer:
+            assert answer.status == 404
+
+
+async def test_a_body_without_a_key_is_not_waited_for(locked: Stack) -> None:
+    """The answer comes before the body, of which nothing is read nor unpacked."""
+    host, port = locked.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n"
+    head += "Content-Encoding: gzip\r\nContent-Type: application/json\r\n\r\n"
+    writer.write(head.encode())
+    async with within(20):
+        answer = await reader.readuntil(b"}}")
+        assert answer.startswith(b"HTTP/1.1 401")
+        assert b"Connection: close" in answer
+        writer.write(b"no gzip" * 1000)
+        writer.write_eof()
+        assert not await reader.read()
+    writer.close()
+
+
+async def test_openais_client_is_told_what_it_knows(locked: Stack) -> None:
+    """By the exceptions of its own; with a right key, it is served."""
+    base = f"{locked.url}/v1"
+    async with openai.AsyncOpenAI(base_url=base, api_key="key-of-alice") as client:
+        done = await client.completions.create(
+            model="tiny", prompt="a", max_tokens=2, user="me"
+        )
+        assert done.usage is not None
+        assert done.usage.completion_tokens == 2
+    async with openai.AsyncOpenAI(base_url=base, api_key="wrong") as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await client.models.list()
+        assert caught.value.code == "invalid_api_key"
+
+
+async def test_keys_change_under_requests(tiny_model: Path, keys: Keyed) -> None:
+    """A key that is gone is out, a new one is in; what runs goes on."""
+    body = {"prompt": [5], "max_tokens": 1_000, "stream": True}
+    options = ("--step-ms", "20")
+    async with stack(tiny_model, options=options, arguments=keys.arguments) as running:
+        url = f"{running.url}/v1/completions"
+        async with running.client.post(url, json=body, headers=ALICE) as answer:
+            await answer.content.readline()
+            keys.write([line_of(ApiKey("carol", digest_of("c"), KeyLimits()))])
+
+            async def is_out() -> bool:
+                reply = await running.post("/tokenize", {"prompt": "a"}, ALICE)
+                return reply.status == 401
+
+            async with within(20):
+                while not await is_out():
+                    await asyncio.sleep(0.05)
+            new = with_key("c")
+            assert (await running.post("/v1/completions", BODY, new)).status == 200
+            assert running.intake.give_up, "what ran was ended"
+        await running.idle()
+
+
+async def test_the_document_says_where_a_key_is_needed(locked: Stack) -> None:
+    """``/openapi.json``, to who has one; its 401 is the one that is answered."""
+    document = (await ask(locked, "GET", "/openapi.json", ALICE)).json
+    validate(document)
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert ("security" in operation) == (path not in OPEN_ROUTES), path
+    described = ApiDocument(document)
+    reply = await locked.post("/v1/completions", BODY)
+    kind = reply.headers["Content-Type"]
+    assert not described.answer_faults(
+        "POST", "/v1/completions", reply.status, kind, reply.text
+    )
+
+
+# --- whose a thing is --------------------------------------------------------------------
+
+
+async def test_a_generation_is_its_key_names(locked: Stack, keys: Keyed) -> None:
+    """Nobody else finds it; whoever has another key of that name does."""
+    keys.add("alice", "second")
+    keys_changed = with_key("second")
+    ask_for: dict[str, Any] = {"prompt": [5], "max_tokens": 4, "stream": True}
+    ask_for["nvext"] = {"resumable": {"on_disconnect": "continue"}}
+    reply = await locked.post("/v1/completions", ask_for, ALICE)
+    path = f"/v1/generations/{(reply.events[0].body or {})['id']}"
+
+    async with within(20):  # until the second key is read
+        while (await ask(locked, "GET", path, keys_changed)).status != 200:
+            await asyncio.sleep(0.05)
+    for who, status in [(ALICE, 200), (BOB, 404), ({}, 401)]:
+        assert (await ask(locked, "GET", path, who)).status == status
+        stream = await ask(locked, "GET", f"{path}/stream", who)
+        assert stream.status == status
+    assert (await ask(locked, "DELETE", path, BOB)).status == 404
+    assert (await ask(locked, "DELETE", path, keys_changed)).status == 200
+
+
+# --- what a key may use ------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(keys: Keyed) -> dict[str, dict[str, str]]:
+    """Keys that have used up one limit each, or will at once."""
+    return {
+        "requests": keys.add("requests", requests_per_minute=1),
+        "tokens": keys.add("tokens", tokens_per_minute=4),
+        "concurrency": keys.add("concurrency", concurrency=1),
+        "prompt": keys.add("prompt", tokens_per_minute=1_000),
+    }
+
+
+FREES = {("DELETE", "/v1/generations/{id}"), ("POST", "/v1/generations/{id}/cancel")}
+"""What makes room is no matter of how many run."""
+
+
+@pytest.mark.parametrize("limit", ["requests", "tokens", "concurrency"])
+async def test_no_route_is_answered_over_a_limit(
+    limited: dict[str, dict[str, str]], tiny_model: Path, keys: Keyed, limit: str
+) -> None:
+    """429 with ``Retry-After``, the headers of OpenAI's limits, and no body read."""
+    key = limited[limit]
+    options = ("--step-ms", "20")
+    async with stack(tiny_model, options=options, arguments=keys.arguments) as running:
+        long = {"prompt": [5], "max_tokens": 1_000, "stream": True}
+        first = long if limit == "concurrency" else {**BODY, "prompt": [5] * 9}
+        running_one = asyncio.create_task(running.post("/v1/completions", first, key))
+        if limit == "concurrency":
+            await eventually(lambda: bool(running.intake.give_up))
+        else:
+            assert (await running_one).status == 200
+        for method, path in routes_of(running):
+            reply = await ask(running, method, filled(path), key)
+            if limit == "concurrency" and (method, path) in FREES:
+                assert reply.status == 404
+                continue
+            assert reply.status == 429, (method, path)
+            assert int(reply.headers["Retry-After"]) >= 1
+            if method != "HEAD":
+                assert reply.error["type"] == "rate_limit_error"
+                assert reply.error["code"].endswith("_limit_exceeded")
+        assert (await running.post("/v1/completions", BODY, ALICE)).status == 200
+        running_one.cancel()
+        await asyncio.gather(running_one, return_exceptions=True)
+        await running.idle()
+        if limit == "concurrency":
+            await eventually(lambda: not running.intake.give_up)
+            assert (await running.post("/v1/completions", BODY, key)).status == 200
+        counted = await outcomes(running)
+        name = f'requests_total{{key="{limit}",outcome="{limit}"}}'
+        assert counted[name] >= len(routes_of(running)) - len(FREES)
+
+
+async def test_what_is_left_is_told(
+    limited: dict[str, dict[str, str]], tiny_model: Path, keys: Keyed
+) -> None:
+    """In the headers of every answer, streams too; and nothing to keys without limits."""
+    async with stack(tiny_model, arguments=keys.arguments) as running:
+        body = {**BODY, "prompt": [5] * 9}
+        for stream in (False, True):
+            reply = await running.post(
+                "/v1/completions", {**body, "stream": stream}, limited["prompt"]
+            )
+            assert reply.headers["x-ratelimit-limit-tokens"] == "1000"
+            left = int(reply.headers["x-ratelimit-remaining-tokens"])
+            assert 900 < left <= 991
+            assert reply.headers["x-ratelimit-reset-tokens"].endswith("s")
+            assert "x-ratelimit-limit-requests" not in reply.headers
+        free = await running.post("/v1/completions", body, ALICE)
+        assert not [name for name in free.headers if name.startswith("x-ratelimit")]
+
+
+async def test_keys_are_counted_by_name(locked: Stack) -> None:
+    """Requests and tokens; a wrong key has no name there, and no key is to be seen."""
+    await locked.post("/v1/completions", {**BODY, "prompt": [5] * 9}, ALICE)
+    await locked.post("/v1/completions", BODY, with_key("wrong"))
+    await locked.post("/v1/completions", BODY)
+    counted = await outcomes(locked)
+    assert counted['requests_total{key="",outcome="invalid"}'] == 1
+    assert counted['requests_total{key="",outcome="missing"}'] == 1
+    assert counted['tokens_total{key="alice",kind="prompt"}'] == 9
+    assert counted['tokens_total{key="alice",kind="generation"}'] == 2
+    assert not [name for name in counted if "key-of" in name or "bob" in name]
+
+
+async def test_a_generation_without_its_client_is_paid_for(
+    limited: dict[str, dict[str, str]], tiny_model: Path, keys: Keyed
+) -> None:
+    """Else who leaves at once would have it for nothing."""
+    body: dict[str, Any] = {"prompt": [5], "max_tokens": 900, "stream": True}
+    body["nvext"] = {"resumable": {"on_disconnect": "continue"}}
+    options = ("--step-ms", "20")
+    async with stack(tiny_model, options=options, arguments=keys.arguments) as running:
+        url = f"{running.url}/v1/completions"
+        async with running.client.post(
+            url, json=body, headers=limited["prompt"]
+        ) as answer:
+            await answer.content.readline()
+        await eventually(lambda: not running.intake.give_up)
+        reply = await ask(running, "GET", "/v1/models", limited["prompt"])
+        assert int(reply.headers["x-ratelimit-remaining-tokens"]) < 120
