@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,10 +19,11 @@ import pytest
 from resume_client import ResumableStream
 
 from support.awake import within
+from support.frontend_process import started
 from support.stack import MODEL_NAME, SimWorker, eventually
 from support.two_frontends import QUICK
 from support.up import alive
-from support.worker_process import PATHS, WAIT_S, Process
+from support.worker_process import WAIT_S, Process
 from tokenwire.protocol.messages import Role
 
 LONG = 1_800
@@ -99,16 +99,6 @@ def port_of(answer: aiohttp.ClientResponse) -> int:
     assert answer.connection is not None
     assert answer.connection.transport is not None
     return int(answer.connection.transport.get_extra_info("sockname")[1])
-
-
-async def started(*options: str) -> Process:
-    """Start a frontend."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tokenwire.frontend", "--processes", "2", *options),
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": PATHS},
-    )
-    return Process(process, Path())
 
 
 def end(pids: set[int]) -> None:
