@@ -49,6 +49,12 @@ class BadPlan(Exception):
     """These settings run nothing useful; one sentence."""
 
 
+TLS_VARIABLE = "TOKENWIRE_TLS_CERT"
+METRICS_VARIABLE = "TOKENWIRE_METRICS_LISTEN"
+"""Settings of the frontends that say how they can be asked whether they serve."""
+
+PROBE_HOST = "127.0.0.1"
+
 FRONTEND = "frontend"
 FIRST_FRONTEND = f"{FRONTEND}-0"
 """It has the admin plane, if ``TOKENWIRE_ADMIN_PORT`` turns that on."""
@@ -79,6 +85,8 @@ class Plan:
     host: str
     port: int
     served_model_name: str
+    probed: tuple[str, int] | None = None  # where probes are answered; None: there
+    tls: bool = False  # is spoken there
 
 
 class Commands(Protocol):
@@ -118,6 +126,7 @@ class TokenwireCommands:
     capture_layers: str | None = None  # as the worker's option has them
     keys: Path | None = None  # folder of the pairs ``frontend`` and ``worker``
     processes: str = "1"  # of each frontend, as its option has it
+    probe_port: int | None = None  # on loopback, where clients are spoken to over TLS
 
     def worker(self, spec: WorkerSpec, announce: Path) -> list[str]:
         """Return the command of a worker."""
@@ -155,6 +164,8 @@ class TokenwireCommands:
             command += ["--processes", self.processes]
         if self.num_frontends > 1:
             command.append("--reuse-port")
+        if self.probe_port is not None:
+            command += ["--metrics-listen", f"{PROBE_HOST}:{self.probe_port}"]
         if spec.name != FIRST_FRONTEND:
             # Its port is one frontend's; what it does, all learn from the workers.
             command += ["--admin-port", "off"]
@@ -235,7 +246,28 @@ def make_plan(
         host=commands.host,
         port=commands.port,
         served_model_name=commands.served_model_name,
+        probed=_probed(commands, environ),
+        tls=bool(environ.get(TLS_VARIABLE)),
     )
+
+
+def _probed(
+    commands: TokenwireCommands, environ: Mapping[str, str]
+) -> tuple[str, int] | None:
+    """Return where frontends answer probes in plain text, if not where they serve.
+
+    Raises:
+        BadPlan: They would at a port that nobody knows.
+    """
+    if commands.probe_port is not None:
+        return PROBE_HOST, commands.probe_port
+    host, _, port = environ.get(METRICS_VARIABLE, "").rpartition(":")
+    if not host:
+        return None
+    if not port.isdecimal() or not int(port):
+        msg = f"{METRICS_VARIABLE} needs a port: frontends are asked there"
+        raise BadPlan(msg)
+    return host, int(port)
 
 
 def worker_environment(

@@ -266,7 +266,7 @@ class Supervisor:
 
     async def _watch_http(self) -> None:
         """See when the frontends are up, and, once, when requests are answered."""
-        host, port = self._plan.host, self._plan.port
+        host, port = self._plan.probed or (self._plan.host, self._plan.port)
         names = [process.name for process in self._frontends]
         serving = False
         while not self._stopping.is_set():
@@ -346,8 +346,13 @@ class Supervisor:
             self._say(line)
 
     def _say_serving(self) -> None:
-        url = f"http://{browsable(self._plan.host)}:{self._plan.port}"
+        plan = self._plan
+        scheme = "https" if plan.tls else "http"
+        url = f"{scheme}://{browsable(plan.host)}:{plan.port}"
         metrics = [("frontends", f"{url}/metrics")]
+        if plan.probed is not None:
+            host, port = plan.probed
+            metrics = [("frontends", f"http://{browsable(host)}:{port}/metrics")]
         metrics += [
             (name, announce.metrics)
             for name, announce in sorted(self._announced.items())

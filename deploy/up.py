@@ -16,7 +16,17 @@ from pathlib import Path
 from tokenwire.protocol.settings import SettingsParser
 
 from .keys import make_pair
-from .plan import BadPlan, Commands, Machine, Plan, TokenwireCommands, make_plan
+from .plan import (
+    METRICS_VARIABLE,
+    PROBE_HOST,
+    TLS_VARIABLE,
+    BadPlan,
+    Commands,
+    Machine,
+    Plan,
+    TokenwireCommands,
+    make_plan,
+)
 from .probe import PortUnusable, usable_port
 from .supervisor import START_TIMEOUT_S, Supervisor, Timing
 
@@ -52,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = settings.model or _demo_model(parser)
     try:
         port = usable_port(settings.host, settings.port)
+        over_tls = TLS_VARIABLE in os.environ and METRICS_VARIABLE not in os.environ
+        probe_port = usable_port(PROBE_HOST, 0) if over_tls else None
     except PortUnusable as error:
         sys.exit(f"tokenwire-up: {error}")
     machine = this_machine()
@@ -70,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             capture_folder=settings.capture_hidden_states,
             capture_layers=settings.capture_layers,
             keys=keys,
+            probe_port=probe_port,
         )
         try:
             plan = make_plan(

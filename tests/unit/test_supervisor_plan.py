@@ -244,3 +244,22 @@ def test_folder_and_layers_go_together(commands: TokenwireCommands) -> None:
     """One without the other is a mistake, told before anything runs."""
     with pytest.raises(BadPlan, match="--capture-hidden-states and --capture-layers"):
         planned(None, None, None, commands=commands)
+
+
+def test_frontends_over_tls_are_asked_in_plain_text(tmp_path: Path) -> None:
+    """At a listener of their own, since this program has no certificate."""
+    assert (planned(1, 1, None).probed, planned(1, 1, None).tls) == (None, False)
+    environ = {"TOKENWIRE_TLS_CERT": "c"}
+    commands = replace(COMMANDS, probe_port=9)
+    plan = planned(1, 1, None, commands=commands, environ=environ)
+    assert (plan.probed, plan.tls) == (("127.0.0.1", 9), True)
+    command = commands.frontend(plan.frontends[0], tmp_path / "w")
+    assert command[command.index("--metrics-listen") + 1] == "127.0.0.1:9"
+
+
+def test_where_they_are_asked_is_the_operators() -> None:
+    """If he has a listener for that; it needs a port that is known."""
+    environ = {"TOKENWIRE_METRICS_LISTEN": "0.0.0.0:9400"}
+    assert planned(1, 1, None, environ=environ).probed == ("0.0.0.0", 9400)  # noqa: S104
+    with pytest.raises(BadPlan, match="TOKENWIRE_METRICS_LISTEN needs a port"):
+        planned(1, 1, None, environ={"TOKENWIRE_METRICS_LISTEN": "127.0.0.1:0"})
