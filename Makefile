@@ -53,7 +53,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sim setup-dev setup-clients run test check check-deploy lint fmt types unit \
+.PHONY: help setup setup-sim setup-dev setup-clients run test check check-deploy check-ui lint fmt types unit \
 	audit engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-cores faults fuzz overload \
 	resume-report soak soak-faults survive \
 	kill-demo docs model tree lock clean check-observability compose-sim compose-cpu
@@ -112,6 +112,11 @@ check: lint types unit  ## All that a change must pass, without an engine.
 
 check-deploy: setup-dev check-observability  ## Prove the Helm chart with the real helm; compose file, images, dashboard and alerts, too.
 	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/check_deploy.py --model "$$model"
+
+check-ui: setup-dev  ## Drive the live page in a browser (Debian's chromium).
+	@$(SETUP) dev browser
+	@scripts/chromium.sh
+	$(BIN)/pytest -m browser tests/browser $(PYTEST)
 
 lint: setup-dev  ## Check the style.
 	$(BIN)/ruff check .
@@ -214,7 +219,8 @@ $(TREE)/%:
 lock:  ## Resolve all requirements anew into requirements/*.lock.
 	@rm -rf build/lock && $(SETUP) && $(BIN)/python -m venv build/lock
 	build/lock/bin/pip install --quiet packaging '.[cpu]' $$($(BIN)/python -c \
-		'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"])')
+		'import tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+		print(*groups["dev"], *groups["browser"])')
 	build/lock/bin/python scripts/lock.py
 	@rm -rf build/lock && $(BIN)/python -m venv build/lock
 	build/lock/bin/pip install --quiet packaging $$($(BIN)/python -c \

@@ -16,6 +16,7 @@ from tokenwire.protocol.api_keys import ApiKey
 
 from .api_keys import ApiKeys, bearer
 from .errors import ApiError
+from .live_files import page_routes
 from .listener import ignore_rest
 from .metrics import Metrics
 from .quotas import Grant, Quotas
@@ -33,12 +34,16 @@ __all__ = [
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-OPEN_ROUTES = frozenset({"/live", "/ready", "/health"})
-"""What probes ask. They say whether this process runs and can serve, with numbers of
-workers; names, addresses and failures of these, to those alone who have a key."""
+OPEN_ROUTES = frozenset({"/live", "/ready", "/health"}) | page_routes()
+"""What probes ask, and the live page without its data. Probes are told whether this
+process runs and can serve, with numbers of workers; names, addresses and failures of
+these, to those alone who have a key."""
 
-_ENDS = frozenset({"/v1/generations/{id}/cancel", "/v1/generations/{id}"})
-"""What makes a client's generations fewer is not kept from it by their number."""
+_UNCOUNTED = frozenset(
+    {"/v1/generations/{id}/cancel", "/v1/generations/{id}", "/ui/events"}
+)
+"""What makes a client's generations fewer is not kept from it by their number; a page that
+is watched asks nothing of a worker, and has a bound of its own."""
 
 GRANT = web.RequestKey("grant", Grant)
 """Of a request whose key was found right."""
@@ -71,7 +76,7 @@ class Access:
             return await handler(request)
         if key is None:
             raise self._unauthorized(given, ignore_rest(request))
-        is_counted = request.method == "GET" or _path(request) not in _ENDS
+        is_counted = request.method == "GET" or _path(request) not in _UNCOUNTED
         grant = self._quotas.enter(key, is_counted=is_counted)
         self._metrics.key_used(key.name, "ok")
         request[GRANT] = grant

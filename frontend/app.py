@@ -214,7 +214,7 @@ async def serve(
                 tasks.create_task(watch_loop(config.heartbeat_timeout_s)),
             ]
             if share is not None:
-                speaking = share.run(server.is_ready, metrics.exposition, end_now)
+                speaking = share.run(server.is_ready, server.own_page, end_now)
                 background.append(tasks.create_task(speaking))
             await stop.wait()
             if share is not None:

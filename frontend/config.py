@@ -95,6 +95,7 @@ class Config(msgspec.Struct, frozen=True):
     resume: ResumeSettings
     objectives: Objectives
     refuse_while_paused: bool  # else requests wait
+    ui: bool  # whether there is the live page
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> Config:
@@ -215,6 +216,13 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         help="let requests bring their own chat_template",
     )
     add(
+        "--ui",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the live page, /ui: workers, requests in flight without their text, a "
+        "playground (default: on)",
+    )
+    add(
         "--log-level",
         default="info",
         choices=["debug", "info", "warning", "error"],
@@ -289,6 +297,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         resume=resume_settings(given),
         objectives=objectives(given),
         refuse_while_paused=given.while_paused == "refuse",
+        ui=given.ui,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ __all__ = [
     "Ask",
     "FromChild",
     "FromParent",
+    "Kind",
     "Page",
     "Start",
     "Up",
@@ -57,10 +58,15 @@ class Start(msgspec.Struct, frozen=True, tag=True):
         ]
 
 
+Kind = Literal["metrics", "live"]
+"""What is asked for: the metrics; or what ``/ui`` shows, as JSON, of all as a list."""
+
+
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Of a parent: for a process's own page. Of a process: for that of all."""
 
     number: int
+    kind: Kind = "metrics"
 
 
 class Page(msgspec.Struct, frozen=True, tag=True):
@@ -68,6 +74,7 @@ class Page(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     text: str
+    kind: Kind = "metrics"
 
 
 class Up(msgspec.Struct, frozen=True, tag=True):

@@ -60,6 +60,7 @@ from .record import discard
 from .resume_errors import ended_elsewhere
 from .router import Route
 from .sequence import Sequence
+from .stages import Stage
 from .submission import counts
 
 __all__ = ["Generation"]
@@ -108,6 +109,31 @@ class Generation:
     def new_token_ids(self) -> list[int]:
         """Ids that this generation has brought, (num_new_tokens,)."""
         return self._sequence.new_token_ids
+
+    @property
+    def num_new_tokens(self) -> int:
+        """How many these are."""
+        return self._sequence.num_new
+
+    @property
+    def stage(self) -> Stage:
+        """What it waits for now. It is found out when somebody asks, and not kept."""
+        leg = self._leg
+        if leg is None:
+            return Stage.STREAMING if self._sink is None else Stage.MOVING
+        if isinstance(leg, legs.PrefillLeg):
+            return Stage.PREFILL
+        if self._decoding:
+            return Stage.DECODE
+        is_handed_over = self._record.prefill_end is not None
+        return Stage.HANDOVER if is_handed_over else Stage.PREFILL
+
+    @property
+    def worker_ids(self) -> tuple[str, str]:
+        """The workers of its prompt, where another one has that, and of its output."""
+        return self._record.worker_ids(
+            is_prefilling=isinstance(self._leg, legs.PrefillLeg)
+        )
 
     @property
     def peer(self) -> Link | None:
@@ -317,6 +343,9 @@ class Generation:
         decode = legs.OutputLeg(self, link)
         try:
             self._submit(decode, Leg.DECODE, packed, end.handover, leg.update)
+            flows = self._pool.flows
+            if flows is not None:
+                flows.was_handed_over(leg.link.worker_id, link.worker_id)
             if self._sink is not None:
                 self._handover.begin(leg.link)
         except ConnectionError as error:
@@ -531,6 +560,9 @@ class Generation:
         except MessageTooLarge as error:
             raise ApiError(413, str(error), param="prompt") from error
         self._sequence.sent(leg.link, packed)
+        flows = self._pool.flows
+        if flows is not None:
+            flows.was_sent(leg.link.worker_id)
         self._leg = leg
         self._decoding = False
         if self._is_left and kind is not Leg.PREFILL:

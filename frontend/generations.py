@@ -70,7 +70,7 @@ class Generations:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         generation_id = request.match_info["id"]
-        with self._intake.serving(request):
+        with self._intake.serving(request) as visit:
             after = told_seq(generation_id, request.headers, request.query)
             replay = await self._read(request)
             # As it was read: since it was found, it may have ended.
@@ -86,6 +86,7 @@ class Generations:
             call = await replay.call(after)
             self._metrics.replayed(replay.kept.state)
             session = Session(call, self._pool, self._metrics)
+            visit.runs(session)
             intake, headers = self._intake, resumable_of(call).headers
             intake.give_up[session.give_up] = None
             try:

@@ -24,6 +24,7 @@ from .errors import ApiError, overloaded, unavailable
 from .events import first_of
 from .metrics import Metrics
 from .pool import Pool
+from .visit import Visit
 
 __all__ = ["Intake", "tenant_of", "ticket_of"]
 
@@ -58,15 +59,6 @@ _TEXTS = {
 }
 
 
-class Visit:
-    """One request being served."""
-
-    __slots__ = ("num_body_bytes",)
-
-    def __init__(self) -> None:
-        self.num_body_bytes = 0
-
-
 class Intake:
     """Counts and bounds what is served, and gives requests their turn."""
 
@@ -87,7 +79,8 @@ class Intake:
             limit = _no_limit
         self._gate = gate = Gate(self._bounds, limit, time.monotonic)
         self._timer: asyncio.TimerHandle | None = None
-        self._num_inflight = 0
+        self.visits: dict[Visit, None] = {}
+        """What is being served, in order of arrival."""
         self._num_body_bytes = 0  # announced or read, and not parsed yet
         self._idle = asyncio.Event()
         self._idle.set()
@@ -95,11 +88,16 @@ class Intake:
         """Whether nothing new is taken."""
         self.give_up: dict[Callable[[ApiError], None], None] = {}
         """What ends a response early, of each that runs."""
-        metrics.num_inflight.set_function(lambda: self._num_inflight)
+        metrics.num_inflight.set_function(lambda: len(self.visits))
         metrics.queue_requests.set_function(lambda: gate.num_sequences)
         metrics.queue_tokens.set_function(lambda: gate.num_tokens)
         metrics.num_admitted.set_function(lambda: gate.num_admitted)
         metrics.limit.set_function(lambda: gate.limit)
+
+    @property
+    def gate(self) -> Gate:
+        """Where requests wait for their turn; to be looked at."""
+        return self._gate
 
     @property
     def num_waiting(self) -> int:
@@ -116,7 +114,7 @@ class Intake:
         limit = self._config.max_inflight_requests
         if self.draining:
             raise unavailable(_TEXTS[Reason.CLOSED], code="draining")
-        if self._num_inflight >= limit:
+        if len(self.visits) >= limit:
             self._metrics.shed("inflight", 0)
             msg = f"this frontend already serves {limit} requests"
             raise overloaded(msg)
@@ -124,15 +122,15 @@ class Intake:
         if request.method == "POST" and request.content_type not in kinds:
             msg = f"the body must be application/json, not {request.content_type}"
             raise ApiError(415, msg)
-        self._num_inflight += 1
+        visit = Visit(request.path)
+        self.visits[visit] = None
         self._idle.clear()
-        visit = Visit()
         try:
             yield visit
         finally:
             self.parsed(visit)
-            self._num_inflight -= 1
-            if not self._num_inflight:
+            del self.visits[visit]
+            if not self.visits:
                 self._idle.set()
 
     async def body(self, request: web.Request, visit: Visit) -> bytes:
@@ -154,6 +152,7 @@ class Intake:
                         raise web.HTTPRequestEntityTooLarge(limit, len(body))
                     if len(body) > visit.num_body_bytes:
                         self._hold(visit, len(body))
+            visit.is_read = True
             return bytes(body)
         except TimeoutError as error:
             msg = f"the body has not arrived within {timeout_s:g} s"
@@ -188,12 +187,12 @@ class Intake:
         """
         self.draining = True
         _log.info(
-            "stopping: %d requests may go on for %.0f s", self._num_inflight, timeout_s
+            "stopping: %d requests may go on for %.0f s", len(self.visits), timeout_s
         )
         await first_of(self._idle, force, timeout_s=timeout_s)
         self._gate.close()
-        if self._num_inflight:
-            _log.warning("%d requests did not end in time", self._num_inflight)
+        if self.visits:
+            _log.warning("%d requests did not end in time", len(self.visits))
             error = unavailable(_TEXTS[Reason.CLOSED], code="draining")
             for give_up in self.give_up:
                 give_up(error)

@@ -58,23 +58,23 @@ _E2E_S = (
 class FastHistogram:
     """A histogram for the event loop's thread alone: one bisect an observation."""
 
-    __slots__ = ("_bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Iterable[float]) -> None:
-        self._bounds = list(bounds)
-        self.counts = [0] * (len(self._bounds) + 1)
+        self.bounds = list(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float) -> None:
         """Count *value*, in the unit of the bounds."""
-        self.counts[bisect_left(self._bounds, value)] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the cumulative counts, as Prometheus has them."""
         result: list[tuple[str, float]] = []
         running = 0
-        labels = [*map(str, self._bounds), "+Inf"]
+        labels = [*map(str, self.bounds), "+Inf"]
         for label, count in zip(labels, self.counts, strict=True):
             running += count
             result.append((label, running))

@@ -28,6 +28,7 @@ from .continuation import meets
 from .dealer import open_context
 from .disaggregation import RemotePrefill
 from .errors import ApiError, no_such_model, unavailable
+from .flows import Flows
 from .keyring import LOOPBACK_ONLY, Keyring
 from .kv_index import KvIndex
 from .link import TICK_S, Link, LinkState
@@ -115,6 +116,8 @@ class Pool:
         routing = routing or RoutingSettings()
         self.index = KvIndex(routing.max_index_blocks)
         """Which blocks they have cached."""
+        self.flows: Flows | None = None
+        """Counts what goes where, while somebody watches."""
         self.is_paused = False
         """Whether a worker is paused: then nothing new is begun at any of them."""
         self.router = Router(

@@ -25,7 +25,7 @@ from tokenwire.protocol.restart import (
 
 from .board import Board
 from .config import Config
-from .control import Start
+from .control import Kind, Start
 from .doors import listening, scheme_of
 from .events import first_of
 from .ledger import Ledger
@@ -80,8 +80,9 @@ class Processes:
         self._hurrying = asyncio.Event()
         self._first_is_up = asyncio.Event()
         self._exit_code = 0
-        self._round: asyncio.Task[str] | None = None
-        self._next_round: asyncio.Task[str] | None = None
+        self._rounds: dict[Kind, asyncio.Task[str]] = {}
+        self._next_rounds: dict[Kind, asyncio.Task[str]] = {}
+        self._moments: dict[int, str] = {}  # what each has told of itself for ``/ui``
 
     async def run(self) -> int:
         """Run until a signal, or until the first process turns out not to start.
@@ -173,6 +174,7 @@ class Processes:
         self._board.leave(one.number)
         self._ledger.leave(one.number)
         self._books.ended(one.number)
+        self._moments.pop(one.number, None)
         how = f"{one.number} (pid {one.pid}) has ended with {status_text(status)}"
         return how, status
 
@@ -224,24 +226,29 @@ class Processes:
             _say_where("admin plane on", self._admin_listeners, tls)
             _say_where("metrics on", self._metrics_listeners, None)
 
-    def told(self, one: Spawned, page: str) -> None:
-        """Keep the metrics of a process."""
-        self._books.told(one.number, page)
+    def told(self, one: Spawned, page: str, kind: Kind) -> None:
+        """Keep what a process has of a kind."""
+        if kind == "live":
+            self._moments[one.number] = page
+        else:
+            self._books.told(one.number, page)
 
-    async def page(self) -> str:
-        """Return the metrics of all processes, as they are from now on.
+    async def page(self, kind: Kind) -> str:
+        """Return what all processes have of a kind, as it is from now on.
 
         However many ask, one round of questions is under way and one waits.
         """
-        if self._next_round is None:
-            self._next_round = asyncio.create_task(self._ask_all(self._round))
-        return await asyncio.shield(self._next_round)
+        if kind not in self._next_rounds:
+            waiting = self._ask_all(kind, self._rounds.get(kind))
+            self._next_rounds[kind] = asyncio.create_task(waiting)
+        return await asyncio.shield(self._next_rounds[kind])
 
-    async def _ask_all(self, before: asyncio.Task[str] | None) -> str:
+    async def _ask_all(self, kind: Kind, before: asyncio.Task[str] | None) -> str:
         if before is not None:
             await asyncio.wait([before])
-        self._round, self._next_round = self._next_round, None
-        asked = {one.ask(): one.number for one in self._running.values() if one.is_up}
+        self._rounds[kind] = self._next_rounds.pop(kind)
+        running = [one for one in self._running.values() if one.is_up]
+        asked = {one.ask(kind): one.number for one in running}
         if asked:
             await asyncio.wait(asked, timeout=WAIT_S)
         answering = {
@@ -249,6 +256,9 @@ class Processes:
             for answer, number in asked.items()
             if answer.done() and not answer.cancelled()
         }
+        if kind == "live":
+            told = [self._moments[number] for number in sorted(answering)]
+            return f"[{','.join(told)}]"
         return self._books.page(answering)
 
 

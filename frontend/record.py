@@ -208,6 +208,16 @@ class Record:
             if version != self.weight_version:
                 self.weights(index, version)
 
+    def worker_ids(self, *, is_prefilling: bool) -> tuple[str, str]:
+        """Return the workers of its prompt, where another one has that, and of its output.
+
+        Args:
+            is_prefilling: The worker of the output is yet to be chosen.
+        """
+        decode = "" if self.route is None else self.route.decode.worker_id
+        prefill = self._prefill_worker_id
+        return prefill, "" if is_prefilling or prefill == decode else decode
+
     @property
     def _prefill_worker_id(self) -> str:
         route = self.route

@@ -18,6 +18,7 @@ from .access import BRIEF, Access, briefly, grant_of
 from .calls import Call, chat_call, completion_call
 from .checks import check_request_id
 from .config import Config
+from .control import Kind
 from .cors import Cors
 from .engine_metrics import EngineMetrics
 from .errors import ApiError, bad_request, internal_error
@@ -29,6 +30,7 @@ from .job import End
 from .kept import owner_of
 from .keys import Keys
 from .ledger import Ledger
+from .live import Live
 from .metrics import CONTENT_TYPE, Metrics
 from .models import ModelList
 from .openapi import openapi_document
@@ -112,6 +114,7 @@ class Server:
                 ledger or Ledger.create(), metrics.key_used, metrics.key_tokens
             )
             self._access = Access(keys.api, quotas, metrics)
+        self.live = Live(config, pool, self.intake, metrics, share)
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
@@ -137,6 +140,8 @@ class Server:
         self._add_probes(app.router)
         app.router.add_get("/version", self._version)
         app.router.add_get("/openapi.json", self._openapi)
+        if self._config.ui:
+            self.live.add_to(app)
         return app
 
     def probes(self) -> web.Application:
@@ -213,6 +218,7 @@ class Server:
                 intake.ended(ticket, well=end.error is None)
 
             session = Session(call, self._pool, self._metrics, on_end)
+            visit.runs(session, ticket)
             headers = _echoed(request)
             if call.client_request_id is not None:
                 headers.setdefault(REQUEST_ID, call.client_request_id)
@@ -298,6 +304,10 @@ class Server:
         share = self._share
         own = self._metrics.exposition() if share is None else await share.page()
         return web.Response(body=own + engines, headers={"Content-Type": CONTENT_TYPE})
+
+    def own_page(self, kind: Kind) -> bytes:
+        """Return what this process has of a kind, for the page of all."""
+        return self.live.own() if kind == "live" else self._metrics.exposition()
 
     async def _openapi(self, request: web.Request) -> web.Response:
         del request

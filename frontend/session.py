@@ -13,16 +13,20 @@ from .calls import Call
 from .choice import Choice, Collected, Delta
 from .errors import ApiError, internal_error
 from .frame import Finished, usage
+from .generation import Generation
 from .job import End
 from .metrics import Metrics
 from .plain import plain_way
 from .pool import Pool
 from .resumable import OWN_ENDS
 from .sse import DONE, EventStream, LivelyStream, error_event
+from .stages import Stage
 
 __all__ = ["Session"]
 
 _log = logging.getLogger(__name__)
+
+_ORDER = {stage: number for number, stage in enumerate(Stage)}
 
 
 def _nobody(end: End) -> None:
@@ -76,6 +80,23 @@ class Session:
         ]
         if call.resumable is not None:
             call.resumable.source = self._choices[0].generation
+
+    @property
+    def call(self) -> Call:
+        """What it runs."""
+        return self._call
+
+    @property
+    def generations(self) -> list[Generation]:
+        """Those of its choices; to be looked at."""
+        return [choice.generation for choice in self._choices]
+
+    @property
+    def stage(self) -> Stage:
+        """What it waits for; of several choices, what the one waits for that is behind."""
+        if self._slow:
+            return Stage.STREAMING
+        return min((one.stage for one in self.generations), key=_ORDER.__getitem__)
 
     @property
     def num_tokens(self) -> int:

@@ -2,7 +2,8 @@
 
 Laws:
 - It ends when its parent does.
-- Liveness asks nobody: only ``/metrics`` waits for the others, and that not for long.
+- Liveness asks nobody: only ``/metrics`` and ``/ui`` wait for the others, and that not
+  for long.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import count
 import msgspec
 
 from .board import TICK_S, Board, Seat, Turn
-from .control import Ask, FromParent, Page, Start, Up, framed, read
+from .control import Ask, FromParent, Kind, Page, Start, Up, framed, read
 from .errors import unavailable
 from .ledger import Ledger
 
@@ -64,14 +65,14 @@ class Share:
     async def run(
         self,
         is_ready: Callable[[], bool],
-        own_page: Callable[[], bytes],
+        own_page: Callable[[Kind], bytes],
         on_alone: Callable[[], None],
     ) -> None:
         """Speak with the parent, until it is gone.
 
         Args:
             is_ready: Returns whether this process can serve.
-            own_page: Returns its own metrics.
+            own_page: Returns what it has of a kind.
             on_alone: Called when the parent is gone.
         """
         reader, self._writer = await asyncio.open_unix_connection(sock=self._control)
@@ -80,9 +81,9 @@ class Share:
         try:
             while (message := await read(reader, _decoder)) is not None:
                 match message:
-                    case Ask(number):
-                        text = own_page().decode()
-                        self._writer.write(framed(Page(number, text)))
+                    case Ask(number, kind):
+                        text = own_page(kind).decode()
+                        self._writer.write(framed(Page(number, text, kind)))
                     case Page(number, text):
                         asked = self._asked.get(number)
                         if asked is not None and not asked.done():
@@ -95,8 +96,8 @@ class Share:
             ticks.cancel()
             self._writer.close()
 
-    async def page(self) -> bytes:
-        """Return the metrics of all processes.
+    async def page(self, kind: Kind = "metrics") -> bytes:
+        """Return what all processes have of a kind.
 
         Raises:
             ApiError: 503, there is no answer. A page without the others would have
@@ -107,7 +108,7 @@ class Share:
         self._asked[number] = answer
         try:
             if self._writer is not None:
-                self._writer.write(framed(Ask(number)))
+                self._writer.write(framed(Ask(number, kind)))
             text: str = await asyncio.wait_for(answer, PAGE_WAIT_S)
             return text.encode()
         except TimeoutError as error:

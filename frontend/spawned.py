@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from .control import Ask, FromChild, Page, Start, Up, framed, read
+from .control import Ask, FromChild, Kind, Page, Start, Up, framed, read
 
 __all__ = ["Spawned"]
 
@@ -24,12 +24,12 @@ class Parent(Protocol):
         """Note that it takes connections."""
         ...
 
-    def told(self, one: Spawned, page: str) -> None:
-        """Keep its metrics."""
+    def told(self, one: Spawned, page: str, kind: Kind) -> None:
+        """Keep what it has of a kind."""
         ...
 
-    async def page(self) -> str:
-        """Return the metrics of all processes."""
+    async def page(self, kind: Kind) -> str:
+        """Return what all processes have of a kind."""
         ...
 
 
@@ -52,9 +52,8 @@ class Spawned:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._asked: asyncio.Future[None] | None = (
-            None  # for its page, until it answers
-        )
+        # For what it has of a kind, until it answers.
+        self._asked: dict[Kind, asyncio.Future[None]] = {}
 
     @classmethod
     async def spawn(cls, start: Start, arguments: Sequence[str]) -> Spawned:
@@ -98,26 +97,27 @@ class Spawned:
                 case Up():
                     self.is_up = True
                     parent.is_up(self)
-                case Ask(number):
-                    tasks.create_task(self._answer(number, parent))
-                case Page(_, text):
-                    parent.told(self, text)
-                    asked, self._asked = self._asked, None
+                case Ask(number, kind):
+                    tasks.create_task(self._answer(number, kind, parent))
+                case Page(_, text, kind):
+                    parent.told(self, text, kind)
+                    asked = self._asked.pop(kind, None)
                     if asked is not None:
                         asked.set_result(None)
 
-    async def _answer(self, number: int, parent: Parent) -> None:
-        self._writer.write(framed(Page(number, await parent.page())))
+    async def _answer(self, number: int, kind: Kind, parent: Parent) -> None:
+        self._writer.write(framed(Page(number, await parent.page(kind), kind)))
 
-    def ask(self) -> asyncio.Future[None]:
+    def ask(self, kind: Kind) -> asyncio.Future[None]:
         """Ask for its page; once, however often this is called before it answers.
 
         Whoever waits for it waits by ``asyncio.wait``: others may do so, too.
         """
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().create_future()
-            self._writer.write(framed(Ask(0)))
-        return self._asked
+        asked = self._asked.get(kind)
+        if asked is None:
+            asked = self._asked[kind] = asyncio.get_running_loop().create_future()
+            self._writer.write(framed(Ask(0, kind)))
+        return asked
 
     def stop(self) -> None:
         """Ask it to end when its requests have."""
@@ -136,6 +136,5 @@ class Spawned:
             self._process.send_signal(number)
 
     def _forget(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            asked.cancel()
+        while self._asked:
+            self._asked.popitem()[1].cancel()

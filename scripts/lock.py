@@ -6,6 +6,7 @@ to the one before, names every package it needs, and is installed with `--no-dep
 - `base.lock`: what tokenwire itself requires (no torch).
 - `cpu.lock`: what the extra `cpu` adds, for an engine without a GPU.
 - `dev.lock`: what the group `dev` adds to `base.lock`.
+- `browser.lock`: what the group `browser` adds to all of these.
 
 `lock.py clients` writes `clients.lock` instead, from an environment that has the group
 `clients` alone: those clients ask for other versions than we do.
@@ -95,6 +96,7 @@ def main() -> int:
         base = closure([*project["project"]["dependencies"], *BUILD])
         cpu = closure(extras["cpu"])
         dev = closure(project["dependency-groups"]["dev"])
+        browser = closure(project["dependency-groups"]["browser"])
     except PackageNotFoundError as error:
         print(f"lock: {error.name} is not installed here", file=sys.stderr)
         return 1
@@ -111,6 +113,11 @@ def main() -> int:
         folder / "dev.lock",
         "Tests and checks, on top of base.lock",
         (pin for name, pin in dev.items() if name not in base),
+    )
+    write(
+        folder / "browser.lock",
+        "The live page's tests in a browser, on top of base.lock and dev.lock",
+        (pin for name, pin in browser.items() if name not in {**base, **cpu, **dev}),
     )
     return 0
 

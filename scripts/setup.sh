@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Bring the virtual environment up to date: setup.sh [cpu | gpu] [dev], or setup.sh clients
+# Bring the virtual environment up to date: setup.sh [cpu | gpu] [dev] [browser], or
+# setup.sh clients
 #
 #   base     (always) tokenwire, with all that the simulated engine needs; no torch
 #   cpu      the vLLM engine for CPUs, pinned
 #   gpu      the vLLM engine for CUDA, as pip resolves it
 #   dev      tests and checks
+#   browser  what drives a browser, for the tests of the live page
 #   clients  other people's clients, alone in their environment: they want other versions
 #
 # VENV    the environment (.venv)
@@ -143,6 +145,11 @@ install_dev() {
     install_lock requirements/dev.lock
 }
 
+install_browser() {
+    say "installing what drives a browser"
+    install_lock requirements/browser.lock
+}
+
 install_clients() {
     make_venv
     fetch_uv
@@ -155,9 +162,9 @@ missing=()
 for part; do
     case $part in
         base) ;;
-        cpu | gpu | dev) parts+=("$part") ;;
+        cpu | gpu | dev | browser) parts+=("$part") ;;
         clients) parts=(clients) ;;
-        *) fail "no part is called $part: base, cpu, gpu, dev, clients" ;;
+        *) fail "no part is called $part: base, cpu, gpu, dev, browser, clients" ;;
     esac
 done
 [[ ${parts[0]} == base || $# == 1 ]] || fail "clients have an environment of their own"

