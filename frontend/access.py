@@ -16,8 +16,8 @@ from tokenwire.protocol.api_keys import ApiKey
 
 from .api_keys import ApiKeys, bearer
 from .errors import ApiError
-from .live_files import page_routes
 from .listener import ignore_rest
+from .live_files import page_routes
 from .metrics import Metrics
 from .quotas import Grant, Quotas
 
