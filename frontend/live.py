@@ -36,6 +36,10 @@ a few milliseconds."""
 MAX_WATCHERS = 16
 """Of one process. Each costs some tens of kB a second; a wall of screens has fewer."""
 
+SHARE = 20
+"""Looking takes one part in so many of this process's time at most: where a look at very
+many requests takes long, moments are further apart."""
+
 FLOWS_LIFE_S = 3.0
 """For so long after the last look what goes where is still counted: a page that is loaded
 anew, or another process's, goes on with the same counts."""
@@ -80,6 +84,7 @@ class Live:
         self._closing = asyncio.Event()
         self._moment: tuple[float, bytes] = (float("-inf"), b"")
         self._looked_at = 0.0
+        self._took_s = 0.0  # the last look, without what the others took
         self._forgetting: asyncio.TimerHandle | None = None
 
     def add_to(self, app: web.Application) -> None:
@@ -113,7 +118,8 @@ class Live:
             await stream.open(_event(await self._now()))
             try:
                 while not self._closing.is_set():
-                    await first_of(self._closing, timeout_s=TICK_S)
+                    pause_s = max(TICK_S, SHARE * self._took_s)
+                    await first_of(self._closing, timeout_s=pause_s)
                     stream.send(_event(await self._now()))
                     # Who reads slowly misses moments, and has no pile of them.
                     await stream.drained(self._write_timeout_s)
@@ -135,12 +141,15 @@ class Live:
         made_at, body = self._moment
         if time.monotonic() - made_at < TICK_S / 2:
             return body
-        processes = [*await self._others(), self._own()]
+        others = await self._others()
+        begun_at = time.monotonic()
+        processes = [*others, self._own()]
         moment = snapshot_of(
             self._about, processes, list(self._pool.links), round(time.time(), 3)
         )
         body = msgspec.json.encode(moment)
-        self._moment = time.monotonic(), body
+        made_at = time.monotonic()
+        self._moment, self._took_s = (made_at, body), made_at - begun_at
         return body
 
     async def _others(self) -> list[Process]:

@@ -26,8 +26,6 @@ __all__ = ["Session"]
 
 _log = logging.getLogger(__name__)
 
-_ORDER = {stage: number for number, stage in enumerate(Stage)}
-
 
 def _nobody(end: End) -> None:
     """Tell nobody of an end: it had no turn, so there is none to give back."""
@@ -96,7 +94,10 @@ class Session:
         """What it waits for; of several choices, what the one waits for that is behind."""
         if self._slow:
             return Stage.STREAMING
-        return min((one.stage for one in self.generations), key=_ORDER.__getitem__)
+        choices = self._choices
+        if len(choices) == 1:
+            return choices[0].generation.stage
+        return min(choice.generation.stage for choice in choices)
 
     @property
     def num_tokens(self) -> int:

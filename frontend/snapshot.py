@@ -18,7 +18,7 @@ from .admission import Gate
 from .flows import Flows
 from .link import Link, LinkState
 from .metrics import Metrics
-from .stages import Stage
+from .stages import STAGE_NAMES
 from .visit import Visit
 
 __all__ = [
@@ -63,7 +63,7 @@ class RequestView(msgspec.Struct, omit_defaults=True):
 
     id: str  # the beginning of its response's
     kind: str
-    stage: Stage
+    stage: str
     age_s: float
     log_id: str = ""  # as the logs name it
     prompt_tokens: int = 0
@@ -200,7 +200,9 @@ def process_view(
         ready: Whether it can serve.
         draining: Whether it is about to stop.
     """
-    stages = Counter(visit.stage.value for visit in visits)
+    stages = [0] * len(STAGE_NAMES)
+    for visit in visits:
+        stages[visit.stage] += 1
     ttft, itl = metrics.time_to_first_token.counts, metrics.inter_token_latency.counts
     most = sorted(flows.handovers.items(), key=lambda item: -item[1])[:MAX_FLOWS]
     return Process(
@@ -215,7 +217,7 @@ def process_view(
         tokens=sum(ttft) + sum(itl),
         ttft=list(ttft),
         itl=list(itl),
-        stages={stage.value: stages[stage.value] for stage in Stage},
+        stages=dict(zip(STAGE_NAMES, stages, strict=True)),
         requests=[
             _request_view(visit, process, now) for visit in islice(visits, MAX_REQUESTS)
         ],
@@ -229,7 +231,7 @@ def _request_view(visit: Visit, process: int, now: float) -> RequestView:
     view = RequestView(
         id="",
         kind=_kind(visit.path),
-        stage=visit.stage,
+        stage=STAGE_NAMES[visit.stage],
         age_s=round(now - visit.began_at, 3),
         process=process,
     )

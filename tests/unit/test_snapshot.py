@@ -49,7 +49,7 @@ def process(number: int, **fields: Any) -> Process:
 
 def request(age_s: float, number: int = 0) -> RequestView:
     """Return a request that has been there for so long."""
-    return RequestView("chatcmpl-1", "chat", Stage.DECODE, age_s, process=number)
+    return RequestView("chatcmpl-1", "chat", "decode", age_s, process=number)
 
 
 def test_processes_add_up() -> None:
