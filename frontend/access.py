@@ -17,7 +17,7 @@ from tokenwire.protocol.api_keys import ApiKey
 from .api_keys import ApiKeys, bearer
 from .errors import ApiError
 from .listener import ignore_rest
-from .live_files import page_routes
+from .live_files import PAGE_PATHS
 from .metrics import Metrics
 from .quotas import Grant, Quotas
 
@@ -34,16 +34,17 @@ __all__ = [
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-OPEN_ROUTES = frozenset({"/live", "/ready", "/health"}) | page_routes()
-"""What probes ask, and the live page without its data. Probes are told whether this
-process runs and can serve, with numbers of workers; names, addresses and failures of
-these, to those alone who have a key."""
+OPEN_ROUTES = frozenset({"/live", "/ready", "/health"}) | PAGE_PATHS
+"""What probes ask, and the files of the live page. Probes are told whether this process
+runs and can serve, with numbers of workers; names, addresses and failures of these, to
+those alone who have a key. So is the page's data."""
 
-_UNCOUNTED = frozenset(
-    {"/v1/generations/{id}/cancel", "/v1/generations/{id}", "/ui/events"}
-)
-"""What makes a client's generations fewer is not kept from it by their number; a page that
-is watched asks nothing of a worker, and has a bound of its own."""
+_ENDS = frozenset({"/v1/generations/{id}/cancel", "/v1/generations/{id}"})
+"""What makes a client's generations fewer is not kept from it by their number."""
+
+_WATCH = "/ui/events"
+"""A page that is watched would take one of its key's requests for as long as it is open,
+and the playground in it could be left with none."""
 
 GRANT = web.RequestKey("grant", Grant)
 """Of a request whose key was found right."""
@@ -76,7 +77,8 @@ class Access:
             return await handler(request)
         if key is None:
             raise self._unauthorized(given, ignore_rest(request))
-        is_counted = request.method == "GET" or _path(request) not in _UNCOUNTED
+        path = _path(request)
+        is_counted = path != _WATCH and (request.method == "GET" or path not in _ENDS)
         grant = self._quotas.enter(key, is_counted=is_counted)
         self._metrics.key_used(key.name, "ok")
         request[GRANT] = grant

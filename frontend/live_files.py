@@ -9,7 +9,7 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-__all__ = ["add_files", "page_files", "page_routes"]
+__all__ = ["PAGE_PATHS", "add_files", "page_files"]
 
 FOLDER = Path(__file__).parent / "ui"
 
@@ -70,10 +70,10 @@ def page_files() -> dict[str, PageFile]:
     return files
 
 
-def page_routes() -> frozenset[str]:
-    """Return the routes of the page's files, and its address with a slash."""
-    names = (path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
-    return frozenset({"/ui", "/ui/", *(f"/ui/{one}" for one in names if one != PAGE)})
+PAGE_PATHS = frozenset(
+    {"/ui", "/ui/", *(f"/ui/{name}" for name in page_files() if name != PAGE)}
+)
+"""What may be had by all who reach the port: the page, and none of its data."""
 
 
 def add_files(router: web.UrlDispatcher) -> None:
