@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from support.stack import Stack, eventually, stack
 from tokenwire.frontend import live
-from tokenwire.frontend.live_files import FOLDER, POLICY, page_files
+from tokenwire.frontend.live_files import FOLDER, PAGE_PATHS, POLICY, page_files
 from tokenwire.protocol.messages import Role
 
 PAIR = (Role.PREFILL, Role.DECODE)
@@ -114,6 +114,7 @@ async def test_the_page_and_its_files_are_served_strictly(served: Stack) -> None
         assert reply.status == 200, path
         assert reply.headers["Content-Security-Policy"] == POLICY
         assert reply.headers["X-Content-Type-Options"] == "nosniff"
+    assert {"/ui", "/ui/", *(f"/{name}" for name in names)} == PAGE_PATHS
     assert "'unsafe" not in POLICY
     assert "default-src 'none'" in POLICY
 
