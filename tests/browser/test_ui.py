@@ -13,6 +13,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Route
 
 from browser.page import Watched, chromium, opened
+from support.keyed import Keyed
 from support.stack import Reply, Stack, eventually, stack
 from tokenwire.protocol.messages import Role
 
@@ -391,33 +392,38 @@ async def test_all_of_it_works_by_keyboard(browser: Browser, served: Stack) -> N
 
 
 async def test_a_key_is_asked_for_and_kept_in_the_tab(
-    browser: Browser, served: Stack
+    browser: Browser, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Where the data needs one; it goes out with every call, and with none before."""
+    """Where there are keys, the data needs one; it goes out with every call from then on."""
+    keys = Keyed(tmp_path / "keys", ["alice"])
     sent: list[str | None] = []
 
-    async def guarded(route: Route) -> None:
-        key = route.request.headers.get("authorization")
-        sent.append(key)
-        if key == "Bearer tw-secret":
-            await route.fallback()
-        else:
-            error = {"message": "an API key is needed", "code": "invalid_api_key"}
-            await route.fulfill(status=401, json={"error": error})
+    async def noted(route: Route) -> None:
+        sent.append(route.request.headers.get("authorization"))
+        await route.fallback()
 
-    routes = {"**/ui/events": guarded, "**/v1/**": guarded}
-    async with opened(browser, served.url, routes=routes) as shown:
+    routes = {"**/ui/events": noted, "**/v1/**": noted, "**/tokenize": noted}
+    async with (
+        stack(tiny_model, PAIR, OPTIONS, keys.arguments) as running,
+        opened(browser, running.url, routes=routes) as shown,
+    ):
         dialog = shown.at("key-dialog")
         await dialog.wait_for()
         assert await shown.violations() == []
-        await shown.at("key-value").fill("tw-secret")
+        await shown.at("key-value").fill("wrong")
+        await shown.page.keyboard.press("Enter")
+        await shown.at("status", data_state="key").wait_for()
+        await dialog.wait_for()
+        await shown.at("key-value").fill("key-of-alice")
         await shown.page.keyboard.press("Enter")
         await dialog.wait_for(state="hidden")
         await shown.is_live()
-        await shown.send(TEXT, max_tokens="3")
-        await shown.has_verdict("done")
-        assert sent[0] is None
-        assert set(sent[1:]) == {"Bearer tw-secret"}
+        await shown.send(TEXT, max_tokens="12", break_after="4")
+        await shown.has_verdict("warn")
+        await shown.at("resume").click()
+        assert "All 12 ids equal" in await shown.has_verdict("good")
+        assert sent[:2] == [None, "Bearer wrong"]
+        assert set(sent[2:]) == {"Bearer key-of-alice"}
         assert await shown.page.evaluate("localStorage.length") == 0
         await shown.page.reload()
         await shown.is_live()
