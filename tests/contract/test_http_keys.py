@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -149,8 +150,17 @@ async def test_metrics_have_a_listener_without_keys(locked: Stack) -> None:
             assert answer.status == 404
 
 
-async def test_a_body_without_a_key_is_not_waited_for(locked: Stack) -> None:
+async def test_a_body_without_a_key_is_not_waited_for(
+    locked: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer comes before the body, of which nothing is read nor unpacked."""
+    unpacked: list[bytes] = []
+
+    def feed_data(buffer: object, data: bytes, size: int) -> bool:
+        unpacked.append(data)
+        return False
+
+    monkeypatch.setattr("aiohttp.http_parser.DeflateBuffer.feed_data", feed_data)
     host, port = locked.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n"
@@ -160,10 +170,13 @@ async def test_a_body_without_a_key_is_not_waited_for(locked: Stack) -> None:
         answer = await reader.readuntil(b"}}")
         assert answer.startswith(b"HTTP/1.1 401")
         assert b"Connection: close" in answer
-        writer.write(b"no gzip" * 1000)
+        writer.write(gzip.compress(b"a" * 1_000_000))
+        await writer.drain()
+        assert (await locked.get("/live")).status == 200  # what was sent has come
         writer.write_eof()
         assert not await reader.read()
     writer.close()
+    assert not unpacked
 
 
 async def test_openais_client_is_told_what_it_knows(locked: Stack) -> None:

@@ -150,12 +150,15 @@ def headers(number: int, size: int) -> bytes:
     return b"GET /live HTTP/1.1\r\nHost: x\r\n" + more + b"\r\n"
 
 
-@pytest.mark.parametrize("how", ["at once", "in pieces", "one line", "the path"])
+@pytest.mark.parametrize(
+    "how", ["at once", "in pieces", "without end", "one line", "the path"]
+)
 async def test_headers_above_the_limit_are_a_431(tiny_model: Path, how: str) -> None:
     """One of them, or all together; in whatever pieces they come."""
     sent = {
         "at once": [headers(10, LIMIT // 8)],
         "in pieces": [headers(1, LIMIT - 400)[:-4], headers(10, 200)[27:]],
+        "without end": [headers(1, LIMIT - 400)[:-4], headers(10, 200)[27:-4]],
         "one line": [headers(1, LIMIT + 1)],
         "the path": [LIVE.replace(b"/live", b"/live?" + b"x" * LIMIT)],
     }[how]
