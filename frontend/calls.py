@@ -261,6 +261,8 @@ async def _chat_prompt(
         tools=tools_shown(request, policy),
         template_kwargs=template_kwargs(request),
         given=given_by_fields(request.messages, required, field),
+        # A salt asks that nobody can tell what was there before.
+        shared=request.cache_salt is None and nvext.cache_salt is None,
     )
     return replace(prompt, echo=echo)
 

@@ -86,7 +86,8 @@ DESCRIPTIONS = {
     ),
     "allowed_token_ids": "Only these tokens may be sampled.",
     "bad_words": "Texts that may not be in the output.",
-    "cache_salt": "No KV cache is shared between different salts.",
+    "cache_salt": "No KV cache is shared between different salts; a chat with one "
+    "takes no tokenized part from others, and leaves none.",
     "GenerateParams.max_tokens": (
         "Most output tokens; cut to what the context length leaves. Default: that."
     ),

@@ -143,7 +143,9 @@ class Intake:
         timeout_s = self._config.client_read_timeout_s
         body = bytearray()
         try:
-            async with asyncio.timeout(timeout_s):
+            # Most bodies are there with their heads: nothing is waited for then.
+            is_there = request.content.is_eof()
+            async with asyncio.timeout(None if is_there else timeout_s):
                 self._hold(visit, request.content_length or 0)
                 async for part in request.content.iter_any():
                     body += part

@@ -82,6 +82,7 @@ class _Renderer:
     tools: Sequence[dict[str, Any]] | None
     template_kwargs: dict[str, Any]
     messages: list[dict[str, Any]]
+    shared: bool
 
     def text(self, *, generation_prompt: bool, continued: bool) -> str:
         """Return the whole conversation as text."""
@@ -112,7 +113,9 @@ class _Renderer:
     async def encode(self, text: str) -> list[int]:
         """Return the ids of a rendering."""
         special = bool(self.fields.add_special_tokens)  # the template writes its own
-        return await self.model.encode(text, add_special_tokens=special)
+        return await self.model.encode(
+            text, add_special_tokens=special, shared=self.shared
+        )
 
 
 async def chat_prompt(
@@ -123,6 +126,7 @@ async def chat_prompt(
     tools: Sequence[dict[str, Any]] | None = None,
     template_kwargs: dict[str, Any] | None = None,
     given: Given | None = None,
+    shared: bool = False,
 ) -> Prompt:
     """Return the prompt of a conversation.
 
@@ -133,6 +137,7 @@ async def chat_prompt(
         tools: What the template is to tell about tools.
         template_kwargs: What the template may name beside; default: as the body says.
         given: Exact ids that take the place of the first messages.
+        shared: See ``TextModel.encode``.
 
     Raises:
         ApiError: 400, with the field as ``param``.
@@ -160,7 +165,7 @@ async def chat_prompt(
 
     def first_rendering() -> tuple[_Renderer, str]:
         messages = [_message(message, n) for n, message in enumerate(fields.messages)]
-        renderer = _Renderer(model, fields, tools, named, messages)
+        renderer = _Renderer(model, fields, tools, named, messages, shared)
         return renderer, renderer.text(
             generation_prompt=generation_prompt, continued=continued
         )

@@ -22,6 +22,7 @@ from .detokenize import (
 )
 from .errors import bad_request
 from .pieces import byte_pieces, sentence_pieces
+from .segments import Segments, cuts
 from .template import ChatTemplate
 from .threads import LONG_CHARS, LONG_IDS, Threads
 
@@ -101,39 +102,70 @@ class TextModel:
             if token.special
         )
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        decoder = json.loads(tokenizer.to_str())["decoder"]
+        parts = json.loads(tokenizer.to_str())
+        decoder = parts["decoder"]
         self._bytes = byte_pieces(vocabulary, decoder)
         self._table: ByteTable | None = None
         self._shown_table: ByteTable | None = None  # without special tokens
         if self._bytes is not None:
             self._table = ByteTable(self._bytes)
             self._shown_table = self._table.without(self.special_ids)
+        self.segments = self._made_segments(parts["pre_tokenizer"])
         self._pieces = sentence_pieces(vocabulary, decoder)
         self._unknown = frozenset[int]()  # padding rows of the model's embedding
         if self._bytes is None and self._pieces is None:
             every_id = frozenset(range(vocab_size))
             self._unknown = every_id.difference(vocabulary.values())
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _made_segments(self, pre_tokenizer: object) -> Segments | None:
+        """Return what keeps parts of chats; None: not of this model.
+
+        Only where a part's ids do not depend on its place: SentencePiece may mark the
+        first one.
+        """
+        if self._bytes is None or "Metaspace" in json.dumps(pre_tokenizer):
+            return None
+        sources = [one.source for one in (self._template, self._tool_template) if one]
+        tokens = self._tokenizer.get_added_tokens_decoder().items()
+        at = cuts(tokens, "".join(sources))
+        return Segments(self._encoded, at) if at else None
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, shared: bool = False
+    ) -> list[int]:
         """Return the ids of *text*; long texts do not hold the event loop.
+
+        Args:
+            text: A prompt.
+            add_special_tokens: Let the tokenizer add its own.
+            shared: Parts of it may be kept for others, and taken from others: how long
+                it takes may then tell somebody that they have come before.
 
         Raises:
             ApiError: 400, it is no Unicode.
         """
         return await self.threads.run(
-            len(text) > LONG_CHARS, lambda: self._encode(text, add_special_tokens)
+            len(text) > LONG_CHARS,
+            lambda: self._encode(text, add_special_tokens, shared),
         )
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, shared: bool) -> list[int]:
         try:
-            # ``encode`` holds the GIL and makes offsets, which nobody asks for.
-            [encoding] = self._tokenizer.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
+            if shared and self.segments is not None and not add_special_tokens:
+                return self.segments.encode(text)
+            return self._encoded([text], add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError) as error:
             msg = "the text holds a lone surrogate, which is not valid Unicode"
             raise bad_request(msg) from error
-        return encoding.ids
+
+    def _encoded(
+        self, texts: list[str], add_special_tokens: bool = False
+    ) -> list[list[int]]:
+        # ``encode`` holds the GIL and makes offsets, which nobody asks for.
+        made = self._tokenizer.encode_batch_fast(
+            texts, add_special_tokens=add_special_tokens
+        )
+        return [one.ids for one in made]
 
     async def checked_ids(
         self, token_ids: Sequence[Any], field: str, *, empty: bool = False
