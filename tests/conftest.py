@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ import hypothesis
 import pytest
 
 from support.tiny_model import write_tiny_model
+from support.tracing import paused
 
 # The same examples every time, and no time limit: timings belong in benchmarks.
 hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
@@ -41,6 +43,15 @@ def process_group(nodeid: str) -> str:
     on_both = module.endswith("/test_engine_contract.py")
     on_engine = "/integration/" in module or (on_both and "[vllm" in nodeid)
     return "engine" if on_engine else module
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let no coverage follow what others cover, or leave out: it doubles the time."""
+    if not any(item.get_closest_marker(name) for name in ("engine", "untraced")):
+        return (yield)
+    with paused():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,6 +18,8 @@ from fuzz_http import Answer, Case
 from support.stack import MODEL_NAME, Stack, stack
 from tokenwire.protocol.messages import Role
 
+pytestmark = pytest.mark.untraced
+
 OPTIONS = ("--step-ms", "0", "--mean-output-tokens", "60", "--max-model-len", "512")
 ARGUMENTS = ("--client-read-timeout-s", "2")
 

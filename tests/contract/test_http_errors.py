@@ -162,6 +162,7 @@ def check_error(reply: Reply, path: tuple[str, ...], *, named: bool) -> None:
         assert param
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("body", "path"), CASES, ids=lambda one: ".".join(one))
 async def test_no_value_of_any_field_is_a_500(

@@ -14,6 +14,7 @@ from support.awake import within
 from support.formats import HERMES, write_format_model
 
 
+@pytest.mark.untraced
 @pytest.mark.timeout(600)
 async def test_a_tool_call_survives_frontend_and_worker(tmp_path: Path) -> None:
     """Both are killed in its middle; the table says that nothing differs."""

@@ -10,7 +10,7 @@ from report_kinds import KINDS, SAMPLINGS
 from report_sim import PATHS, run_simulated
 from report_table import failures
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.untraced]
 
 PLAIN = tuple(kind for kind in KINDS if kind.name == "plain")
 
