@@ -56,7 +56,8 @@ export VENV CLIENTS_VENV
 .PHONY: help setup setup-sim setup-dev setup-clients run test check check-deploy check-ui lint fmt types unit \
 	audit engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-cores faults fuzz overload \
 	resume-report soak soak-faults survive \
-	kill-demo docs model tree lock clean check-observability compose-sim compose-cpu
+	kill-demo docs model tree lock clean check-observability compose-sim compose-cpu \
+	check-images
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -100,6 +101,9 @@ test: setup-clients  ## Run all tests, those on the real engine last.
 
 check-observability: setup-dev  ## Check dashboard, alerts, compose file and Dockerfile, with a real Prometheus.
 	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/check_observability.py --model "$$model"
+
+check-images: setup-dev  ## Take the Dockerfile's stages in a clean Debian, and serve from them; root, minutes.
+	@$(BIN)/python scripts/check_images.py
 
 compose-sim: setup-dev  ## Run the compose file's profile sim as processes, and serve a request.
 	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/compose_here.py sim --model "$$model"

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from compose_file import DOCKERFILE, Compose, Service, load
 
 BIN = Path(sys.executable).parent
@@ -76,7 +78,7 @@ class Here:
         """Return where a container's *port* is here."""
         key = (service, port)
         if key not in self.ports:
-            self.ports[key] = _free_port()
+            self.ports[key] = free_port()
         return self.ports[key]
 
     def url(self, service: str, port: int) -> str:
@@ -246,8 +248,6 @@ class Here:
 
     def _scrapes(self, text: str) -> str:
         """Return Prometheus' configuration, with names that resolve here, and in haste."""
-        import yaml
-
         config: dict[str, Any] = yaml.safe_load(text)
         config["global"] = {"scrape_interval": "300ms", "evaluation_interval": "1s"}
         rules = self.compose.services["prometheus"]
@@ -270,9 +270,8 @@ class Here:
         return path
 
 
-def _free_port() -> int:
-    import socket
-
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
