@@ -28,6 +28,7 @@ from chart_manifests import (
     Json,
     lint,
     manifests_of,
+    of_kind,
     pods_of,
     render,
 )
@@ -123,6 +124,14 @@ def check_values(report: Report, tools: Tools, values: Path) -> None:
         report(f"{name}: helm", [str(error)])
         return
     report(f"{name}: helm lint, helm template: {len(manifests)} objects", [])
+    given = cast("Json", yaml.safe_load(values.read_text()) or {})
+    # Not one more, that values of ours bring along.
+    wanted = sorted(given.get("models", {})) or ["demo"]
+    models = sorted(
+        one["metadata"]["labels"]["tokenwire.dev/model"]
+        for one in of_kind(manifests, "Deployment")
+    )
+    report(f"{name}: models", [] if models == wanted else [f"{models} are served"])
     report(f"{name}: schemas", list(schema_problems(manifests)))
     report(f"{name}: policies", list(policy_problems(manifests)))
 

