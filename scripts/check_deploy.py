@@ -87,6 +87,10 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "defaults.frontend.autoscaling.mode=keda",
         "defaults.frontend.autoscaling.minReplicas=9",
     ),
+    "what vLLM needs": (
+        "defaults.engine=vllm",
+        "defaults.links.insecurePlaintext=true",
+    ),
     "models": ("models.Not_A_Name.engine=sim",),
 }
 

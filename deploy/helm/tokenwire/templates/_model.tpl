@@ -80,6 +80,9 @@ sprig's own merge leaves out values that are empty. Takes (below, above); JSON. 
 {{- if mod (include "tokenwire.worldSize" $pool | int) (int $pool.nodes) -}}
 {{- fail (printf "%s.pools.%s: tensor x pipeline x data must be a multiple of nodes" $where $role) -}}
 {{- end -}}
+{{- if and (eq $.engine "vllm") (eq (toString (dig "limits" "memory" "" $pool.resources)) "1Gi") -}}
+{{- fail (printf "%s.pools.%s: resources are those of the simulated engine: say what vLLM needs in worker.resources" $where $role) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
