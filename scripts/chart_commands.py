@@ -148,6 +148,8 @@ def _listens(config: Config | WorkerConfig) -> set[int]:
         ports = {int(config.listen.rpartition(":")[2])}
         return ports if config.metrics_port is None else ports | {config.metrics_port}
     ports = {config.port}
+    if config.access.metrics_listen is not None:
+        ports.add(config.access.metrics_listen[1])
     return ports if config.admin.port is None else ports | {config.admin.port}
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "lint",
     "manifests_of",
     "name_of",
+    "notes",
     "of_kind",
     "pods_of",
     "render",
@@ -115,6 +116,19 @@ def render(
     for setting in settings:
         arguments += ["--set", setting]
     return _helm(helm, *arguments)
+
+
+def notes(helm: Path, values: Path) -> str:
+    """Return what an operator reads behind an install.
+
+    Raises:
+        ChartError: helm refuses.
+    """
+    # Without a cluster's address it stays here.
+    alone = ("--dry-run=client", "--kubeconfig", "/dev/null")
+    arguments = ("install", RELEASE, str(CHART), "--namespace", NAMESPACE, *alone)
+    text = _helm(helm, *arguments, "--values", str(values))
+    return text.partition("\nNOTES:\n")[2]
 
 
 def manifests_of(text: str) -> list[Json]:

@@ -28,6 +28,7 @@ from chart_manifests import (
     Json,
     lint,
     manifests_of,
+    notes,
     of_kind,
     pods_of,
     render,
@@ -67,6 +68,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "not model.hubId": ("defaults.model.claim=c", "defaults.model.hubId=h"),
     "needs frontend.admin.keySecret": ("defaults.frontend.admin.enabled=true",),
+    "needs frontend.tls.secret": ("defaults.frontend.tls.clientCaSecret.name=a",),
     "needs capture.layers": ("defaults.capture.enabled=true",),
     "capture.job needs": ("defaults.capture.job.enabled=true",),
     "for engine vllm": ("defaults.worker.nodes=2",),
@@ -169,6 +171,23 @@ def check_everything(report: Report, tools: Tools) -> None:
     )
 
 
+def check_notes(report: Report, tools: Tools) -> None:
+    """See that the notes name a Service that is there for each frontend."""
+    values = CHART / "ci" / EVERYTHING
+    text = notes(tools.helm, values)
+    manifests = manifests_of(render(tools.helm, values))
+    named = set(re.findall(r"service/(\S+)", text))
+    frontends = {
+        one["metadata"]["name"] for one in manifests if one["kind"] == "Deployment"
+    }
+    services = {
+        one["metadata"]["name"] for one in manifests if one["kind"] == "Service"
+    }
+    wrong = [f"{name} is not named" for name in sorted(frontends - named)]
+    wrong += [f"no Service is called {name}" for name in sorted(named - services)]
+    report("the notes name a Service for each model", wrong)
+
+
 def check_secrets(report: Report, tools: Tools) -> None:
     """Make the secrets of docs/security.md with kubectl; pods must find their keys in them."""
     commands = re.findall(
@@ -243,6 +262,7 @@ def main() -> int:
         check_values(report, tools, values)
     check_everything(report, tools)
     check_refusals(report, tools)
+    check_notes(report, tools)
     check_secrets(report, tools)
     if options.model is not None:
         manifests = manifests_of(render(tools.helm, CHART / "ci" / SIM))

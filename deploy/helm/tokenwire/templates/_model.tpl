@@ -61,6 +61,9 @@ sprig's own merge leaves out values that are empty. Takes (below, above); JSON. 
 {{- if and .model.claim .model.hubId -}}
 {{- fail (printf "%s: model.claim holds a folder, so give model.path, not model.hubId" $where) -}}
 {{- end -}}
+{{- if and .frontend.tls.clientCaSecret.name (not .frontend.tls.secret) -}}
+{{- fail (printf "%s: frontend.tls.clientCaSecret needs frontend.tls.secret: without TLS nobody shows a certificate" $where) -}}
+{{- end -}}
 {{- if and .frontend.admin.enabled (not .frontend.admin.keySecret.name) -}}
 {{- fail (printf "%s: the admin plane needs frontend.admin.keySecret.name: whoever reaches it can change the model" $where) -}}
 {{- end -}}
@@ -117,6 +120,19 @@ sprig's own merge leaves out values that are empty. Takes (below, above); JSON. 
 {{- if .keys }}
 - {name: link-keys, mountPath: /etc/tokenwire/link, readOnly: true}
 {{- end }}
+{{- end -}}
+
+{{/* Secrets of a frontend, as JSON, by the folder below /etc/tokenwire that they are mounted at. */}}
+{{- define "tokenwire.frontendSecrets" -}}
+{{- $secrets := dict "api-keys" .apiKeysSecret.name "tls" .tls.secret "client-ca" .tls.clientCaSecret.name "resume" .resumeKeysSecret.name -}}
+{{- if .admin.enabled }}{{ $_ := set $secrets "admin" .admin.keySecret.name }}{{ end -}}
+{{- range $folder, $secret := $secrets }}{{ if not $secret }}{{ $_ := unset $secrets $folder }}{{ end }}{{ end -}}
+{{- toJson $secrets -}}
+{{- end -}}
+
+{{/* How a model's frontends are asked. */}}
+{{- define "tokenwire.scheme" -}}
+{{- ternary "https" "http" (not (empty .frontend.tls.secret)) -}}
 {{- end -}}
 
 {{/* The hub's token. */}}
