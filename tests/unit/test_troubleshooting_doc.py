@@ -65,6 +65,16 @@ def test_every_row_is_of_a_message() -> None:
     assert dead == []
 
 
+def test_every_row_says_what_to_do() -> None:
+    """What it means, and what to do: the last two columns."""
+    lines = PAGE.read_text().partition("\n## An alert fires\n")[2].splitlines()
+    cells = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]
+    silent = [row[0] for row in cells if not all(map(str.strip, row[-2:]))]
+
+    assert len(cells) > 100
+    assert silent == []
+
+
 def test_no_row_fits_everything() -> None:
     """Each has words of its own."""
     strange = Message("qqq qqq", "answer", "frontend/none.py")
