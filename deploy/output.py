@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TROUBLE = re.compile(r"\b(?:WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\w+Warning: ")
 _LEVEL_WITHIN_CHARS = 100  # a level further in is part of somebody's text
 _CHATTER = re.compile(r"(?:\([^)]*\) )*\[?(?:INFO|DEBUG|TRACE)\b")
-_TRACEBACK = re.compile(r"(?:\([^)]*\) )*Traceback \(most recent call last\)")
+_TRACEBACK = re.compile(r"\s*(?:\([^)]*\) )*Traceback \(most recent call last\)")
 
 
 class Kind(Enum):
@@ -68,16 +69,22 @@ class OutputReader:
 
     def __init__(self) -> None:
         self._in_traceback = False
+        self._is_indented = False
         self._period_ends = 0.0
         self._num_shown = 0
 
     def line(self, text: str, now: float) -> Seen | None:
         """Return what *text* is; None for a warning that is one too many."""
-        phase = _PHASE.match(text)
-        if phase:
+        logged = _logged(text)
+        if logged is not None:
+            self._in_traceback = False
+            if logged.kind is not Kind.SHOW:
+                return logged
+            text = logged.text
+        elif phase := _PHASE.match(text):
             self._in_traceback = False
             return Seen(Kind.PHASE, phase[1])
-        if not self._is_trouble(text):
+        elif not self._is_trouble(text):
             return Seen(Kind.QUIET, text)
         if now >= self._period_ends:
             self._period_ends = now + SHOWN_PERIOD_S
@@ -90,14 +97,35 @@ class OutputReader:
     def _is_trouble(self, text: str) -> bool:
         if _TRACEBACK.match(text):
             self._in_traceback = True
+            self._is_indented = text.startswith(" ")  # behind a line of our log
             return True
         if self._in_traceback:
-            # Indented lines belong to it, and the first that is not ends it.
+            # Indented lines belong to it, and the first that is not ends it: the error's
+            # own, unless that was indented too.
             self._in_traceback = text.startswith((" ", "\t"))
-            return True
+            if self._in_traceback or not self._is_indented:
+                return True
         if _CHATTER.match(text):
             return False
         return bool(_TROUBLE.search(text, 0, _LEVEL_WITHIN_CHARS))
+
+
+def _logged(text: str) -> Seen | None:
+    """Return what a line of ``--log-format json`` is; None: *text* is no such line."""
+    if not text.startswith('{"time":'):
+        return None
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    if "phase" in line:
+        return Seen(Kind.PHASE, str(line["phase"]))
+    level = str(line.get("level")).upper()
+    if level not in {"WARNING", "ERROR", "CRITICAL"}:
+        return Seen(Kind.QUIET, text)
+    error = str(line.get("exception", "")).rpartition("\n")[2]
+    shown = f"{level} {line.get('logger')}: {line.get('message')} {error}"
+    return Seen(Kind.SHOW, shown.rstrip())
 
 
 def _text(line: bytes) -> str:

@@ -27,7 +27,7 @@ _OWN_VARIABLES = frozenset(
     for name in (
         *("ENGINE", "MODEL", "SERVED_MODEL_NAME", "HOST", "PORT", "LOG_DIR"),
         *("PREFILL", "DECODE", "AGGREGATED", "FRONTENDS", "PROCESSES"),
-        *("START_TIMEOUT_S",),
+        *("START_TIMEOUT_S", "LOG_FORMAT"),
         *("ROLE", "WORKER_ID", "LISTEN", "ANNOUNCE", "METRICS_PORT"),
         *("CAPTURE_HIDDEN_STATES", "CAPTURE_LAYERS"),
         *("WORKER", "WORKERS_FILE", "WORKERS_DNS", "REUSE_PORT"),
@@ -127,6 +127,7 @@ class TokenwireCommands:
     keys: Path | None = None  # folder of the pairs ``frontend`` and ``worker``
     processes: str = "1"  # of each frontend, as its option has it
     probe_port: int | None = None  # on loopback, where clients are spoken to over TLS
+    log_format: str = "text"
 
     def worker(self, spec: WorkerSpec, announce: Path) -> list[str]:
         """Return the command of a worker."""
@@ -138,6 +139,7 @@ class TokenwireCommands:
             *("--announce", str(announce), "--metrics-port", "0"),
         ]
         command += self._keys("worker", "--curve-allowed-keys", "frontend")
+        command += self._log_format()
         if self.capture_layers and self.capture_folder:
             # Decode workers keep the layers alone; they make nothing of the folder.
             command += ["--capture-hidden-states", self.capture_folder]
@@ -155,6 +157,7 @@ class TokenwireCommands:
             *("--host", self.host, "--port", str(self.port)),
             *("--workers-file", str(workers_file)),
             *self._keys("frontend", "--curve-worker-keys", "worker"),
+            *self._log_format(),
         ]
         if self.tool_call_parser:
             command += ["--tool-call-parser", self.tool_call_parser]
@@ -179,6 +182,9 @@ class TokenwireCommands:
         if self.engine != "vllm" or not self.reasoning_parser:
             return []
         return ["--reasoning-parser", self.reasoning_parser]
+
+    def _log_format(self) -> list[str]:
+        return [] if self.log_format == "text" else ["--log-format", self.log_format]
 
     def _keys(self, own: str, peer_option: str, peer: str) -> list[str]:
         if self.keys is None:

@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             capture_layers=settings.capture_layers,
             keys=keys,
             probe_port=probe_port,
+            log_format=settings.log_format,
         )
         try:
             plan = make_plan(
@@ -230,6 +231,12 @@ def _parser() -> SettingsParser:
         type=_number(int, 0, 65535),
         default=8000,
         help="0 takes a free one (default: 8000)",
+    )
+    add(
+        "--log-format",
+        choices=["text", "json"],
+        default="text",
+        help="how workers and frontends log (default: text)",
     )
     add(
         "--log-dir",

@@ -15,9 +15,12 @@ import uvloop
 from aiohttp import web
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError, stays_here
+from tokenwire.protocol.logs import exits_as_lines, log_as
 from tokenwire.protocol.process import num_files, raise_file_limit
+from tokenwire.protocol.tracing import Tracing, start_tracing
 from tokenwire.protocol.watchdog import watch_loop
 
+from .access_log import warn_of_prompts
 from .admin import AdminPlane
 from .config import Config, parse_config
 from .connections import ConnectionLimits
@@ -36,7 +39,7 @@ from .share import Share
 from .tls import Tls
 from .tokenizer import TextModel
 
-__all__ = ["log_as", "main", "run", "serve"]
+__all__ = ["begin_log", "main", "run", "serve"]
 
 _log = logging.getLogger("tokenwire.frontend")
 
@@ -62,22 +65,28 @@ OPEN_TO_ALL = (
 def main() -> None:
     """Run a frontend; the console script."""
     config = parse_config()
-    log_as(config)
-    if config.processes == 1:
-        run(config)
-        return
-    raise_file_limit()
-    try:
-        sys.exit(run_processes(config, sys.argv[1:]))
-    except OSError as error:
-        sys.exit(f"tokenwire-frontend: {error}")
+    begin_log(config)
+    with exits_as_lines(_log):
+        if config.processes == 1:
+            run(config)
+            return
+        raise_file_limit()
+        try:
+            sys.exit(run_processes(config, sys.argv[1:]))
+        except OSError as error:
+            sys.exit(f"tokenwire-frontend: {error}")
 
 
-def log_as(config: Config, who: str = "") -> None:
-    """Log to standard error, each line with *who* before what."""
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s",
+def begin_log(config: Config, process: int | None = None) -> None:
+    """Log to standard error; one of several *process*es says which it is."""
+    who = "" if process is None else f"process-{process} "
+    fields = {"frontend": config.frontend_id}
+    if process is not None:
+        fields["process"] = f"process-{process}"
+    log_as(
+        config.observability.logs,
+        f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s",
+        fields,
     )
 
 
@@ -87,7 +96,20 @@ def run(config: Config, share: Share | None = None) -> None:
     Raises:
         SystemExit: It cannot start; one sentence says why.
     """
+    tracing = start_tracing(
+        config.observability.traces, "tokenwire-frontend", config.frontend_id
+    )
+    try:
+        _run(config, share, tracing)
+    finally:
+        if tracing is not None:
+            tracing.close()
+
+
+def _run(config: Config, share: Share | None, tracing: Tracing | None) -> None:
     raise_file_limit()
+    if config.observability.log_prompts:
+        warn_of_prompts()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         keys = Keys.read(config)
@@ -110,7 +132,7 @@ def run(config: Config, share: Share | None = None) -> None:
             sys.stderr.write(f"tokenwire-frontend: {error}\n")
             sys.exit(2)  # a bad setting, as from the option parser
     try:
-        uvloop.run(serve(config, model, keys, parsers, share))
+        uvloop.run(serve(config, model, keys, parsers, share, tracing))
     except OSError as error:
         sys.exit(f"tokenwire-frontend: {error}")
     finally:
@@ -123,6 +145,7 @@ async def serve(
     keys: Keys,
     parsers: Parsers | None = None,
     share: Share | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let requests end; a second signal forces.
 
@@ -166,7 +189,9 @@ async def serve(
     started = int(time.time()) if share is None else share.started
     ledger = Ledger.create() if share is None else share.ledger
     server = Server(
-        config, model, pool, metrics, started, parsers, keys, share, ledger=ledger
+        *(config, model, pool, metrics, started, parsers, keys, share),
+        ledger=ledger,
+        tracing=tracing,
     )
     limits = _limits(config)
     runners: list[Runner] = []

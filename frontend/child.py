@@ -6,6 +6,7 @@ Standard input is the socket to the parent.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -16,12 +17,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from .app import log_as, run
+from tokenwire.protocol.logs import exits_as_lines
+
+from .app import begin_log, run
 from .config import parse_config
 from .control import read_start
 from .share import Share
 
 __all__ = ["main", "watch_parent"]
+
+_log = logging.getLogger("tokenwire.frontend")
 
 GRACE_S = 10.0
 """From the parent's end to ours: streams are told in a second or two. Longer only takes a
@@ -40,8 +45,9 @@ def main() -> None:
     watch_parent(control, lambda: os._exit(1))
     share = Share(start, control)
     config = msgspec.structs.replace(parse_config(), frontend_id=share.frontend_id)
-    log_as(config, f"process-{share.process} ")
-    run(config, share)
+    begin_log(config, share.process)
+    with exits_as_lines(_log):
+        run(config, share)
 
 
 def watch_parent(

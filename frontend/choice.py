@@ -125,7 +125,7 @@ class Choice:
         resumable: bool = False,
     ) -> None:
         self.index = index
-        self.generation = Generation(job, self, pool, metrics)
+        self.generation = Generation(job, self, pool, metrics, index)
         self.num_tokens = 0
         """Ids delivered; equals ``usage.completion_tokens`` at the end."""
         self.started_at = clock()
@@ -165,7 +165,7 @@ class Choice:
                 self._metrics.time_to_first_token.observe(now - self.started_at)
             self._last_at = now
             if end is not None:
-                self._on_end(end)
+                self._ended(end)
             if not self._held:
                 plain = self.deliver_plain
                 if plain is not None and end is None and logprobs is None:
@@ -190,7 +190,7 @@ class Choice:
     def ended(self, end: End) -> None:
         """Take an end that came alone."""
         try:
-            self._on_end(end)
+            self._ended(end)
             if end.error is not None and end.error.status >= OUR_FAULT:
                 self._metrics.ended_badly()
             if not self._held:
@@ -200,6 +200,12 @@ class Choice:
             self._deliver(self, NOTHING)
         except Exception as error:  # noqa: BLE001 - as above
             self._broke(error)
+
+    def _ended(self, end: End) -> None:
+        spans = self.generation.spans
+        if spans is not None:
+            spans.ended(end)
+        self._on_end(end)
 
     def end_before(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         """End without asking a worker: there is nothing to add to earlier output."""

@@ -27,6 +27,11 @@ from .cores import allowed_cores
 from .disaggregation import MAX_QUEUED_TOKENS, MIN_UNCACHED_TOKENS, RemotePrefill
 from .goodput import Objectives, add_goodput_options, objectives
 from .nvext import Placement
+from .observability import (
+    Observability,
+    add_observability_options,
+    observability,
+)
 from .parsers import ParserChoice
 from .policy import Policy
 from .pool import WORKER_WAIT_S
@@ -87,7 +92,7 @@ class Config(msgspec.Struct, frozen=True):
     remote_prefill: RemotePrefill
     routing: RoutingSettings
     shutdown_timeout_s: float
-    log_level: str
+    observability: Observability
     policy: Policy
     parsers: ParserChoice
     access: AccessSettings
@@ -222,12 +227,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         help="the live page, /ui: workers, requests in flight without their text, a "
         "playground (default: on)",
     )
-    add(
-        "--log-level",
-        default="info",
-        choices=["debug", "info", "warning", "error"],
-        help="the least severe lines that are logged (default: %(default)s)",
-    )
+    add_observability_options(parser)
     add_key_options(
         parser,
         "--curve-worker-keys",
@@ -278,7 +278,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         routing=routing_settings(given),
         client_write_timeout_s=given.client_write_timeout_s,
         shutdown_timeout_s=given.shutdown_timeout_s,
-        log_level=given.log_level,
+        observability=observability(parser, given),
         policy=Policy(
             placement=Placement(given.token_ids_placement),
             ignore_unknown_fields=given.unknown_fields == "ignore",

@@ -21,8 +21,10 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from typing import Any
 
 from tokenwire.protocol.errors import MessageTooLarge
+from tokenwire.protocol.logs import about
 from tokenwire.protocol.messages import (
     BY_PAUSE,
     CANCELLED,
@@ -36,6 +38,7 @@ from tokenwire.protocol.messages import (
     Recalled,
     Role,
     Tokens,
+    Trace,
 )
 from tokenwire.protocol.tokens import unpack_ids
 
@@ -62,6 +65,7 @@ from .router import Route
 from .sequence import Sequence
 from .stages import Stage
 from .submission import counts
+from .trail import CURRENT
 
 __all__ = ["Generation"]
 
@@ -84,7 +88,9 @@ class Generation:
     for legs.
     """
 
-    def __init__(self, job: Job, sink: Sink, pool: Pool, metrics: Metrics) -> None:
+    def __init__(
+        self, job: Job, sink: Sink, pool: Pool, metrics: Metrics, index: int = 0
+    ) -> None:
         self.request_id = f"{pool.incarnation}-{next(_numbers):x}"
         self.attempt = 0
         self._job = job
@@ -104,6 +110,8 @@ class Generation:
         self._stopped = False  # at a stop string; the worker's end is awaited
         self._is_left = False  # its client is gone, and it goes on
         self._kept_end: Finished | None = None  # that another frontend had waited for
+        self._trail = trail = CURRENT.get()
+        self.spans = None if trail is None else trail.sequence(index)
 
     @property
     def new_token_ids(self) -> list[int]:
@@ -182,7 +190,11 @@ class Generation:
             try:
                 self._submit(leg, kind, packed, num_cached=route.num_cached)
             except ConnectionError as error:
-                _log.warning("request %s: %s", self.request_id, error)
+                _log.warning(
+                    "request %s: %s", self.request_id, error, extra=self._about(leg)
+                )
+                if self.spans is not None:
+                    self.spans.failed(ErrorKind.ENGINE)
                 self._attempts.unreachable(leg.link)
                 continue
             self._metrics.prompt_placed(route.place)
@@ -204,6 +216,8 @@ class Generation:
         self._patience.end()
         self._handover.end()
         self._metrics.cancelled()
+        if self.spans is not None:
+            self.spans.left()
         self._record.discard()
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
@@ -227,6 +241,8 @@ class Generation:
             self._handover.end()
             self._record.told()
             self._metrics.let_go()
+            if self.spans is not None:
+                self.spans.left(goes_on=True)
             leg.link.let_go(leg.request_id)
         elif isinstance(leg, legs.OutputLeg):
             self.cancel()
@@ -252,6 +268,11 @@ class Generation:
             return None
         self._leg = legs.OutputLeg(self, link, kept.request_id)
         return self._leg
+
+    def followed(self) -> None:
+        """Take note that a client is told what comes now, behind what was kept."""
+        if self.spans is not None and self._leg is not None:
+            self.spans.followed(self._leg.link)
 
     def kept_end(self) -> End | None:
         """Return the end of what is followed, if it had one."""
@@ -420,11 +441,16 @@ class Generation:
             sink.ended(self._record.good_end(None))
             return
         self._metrics.leg_failed(kind)
+        if self.spans is not None:
+            self.spans.failed(kind)
         if self._attempts.failed(kind):
             reason = self._obstacle(leg, kind)
             if not reason:
                 how = "is sent again" if leg.again else "goes on elsewhere"
-                _log.warning("request %s: %s: %s", self.request_id, how, text)
+                _log.warning(
+                    *("request %s: %s: %s", self.request_id, how, text),
+                    extra=self._about(leg),
+                )
                 route, prefillers = self._record.route, self._prefillers
                 self._attempts.exclude(leg, kind, route, prefillers)
                 if self._output and self._paused_at is None:
@@ -498,7 +524,9 @@ class Generation:
             return
         self._record.discard()
         if kind is not ErrorKind.INVALID:
-            _log.error("request %s failed: %s", self.request_id, text)
+            _log.error(
+                "request %s failed: %s", self.request_id, text, extra=self._about()
+            )
         end = self._record.end(FinishReason.ERROR)
         end.error = error or from_worker(kind, text)
         sink.ended(end)
@@ -525,6 +553,8 @@ class Generation:
         self._attempts.brought_a_token()
         self._patience.end()
         self._handover.end()
+        if self.spans is not None:
+            self.spans.first_token(leg.link, num_cached_tokens)
         handover_s = self._record.first_token(
             num_cached_tokens, handed_over=handed_over
         )
@@ -554,7 +584,10 @@ class Generation:
         num_cached: int = 0,
     ) -> None:
         leg.update = leg.link.update_of(self._job.lora)
-        message = self._sequence.submit(leg, kind, packed, handover, handover_update)
+        trace = self._trace(leg, kind)
+        message = self._sequence.submit(
+            leg, kind, packed, handover, handover_update, trace
+        )
         try:
             leg.link.submit(message, leg, num_cached)
         except MessageTooLarge as error:
@@ -570,6 +603,25 @@ class Generation:
                 self.cancel()
             else:
                 self.leave()
+
+    def _trace(self, leg: legs.Leg, kind: Leg) -> Trace | None:
+        """Return what a worker is told of the request that this is part of."""
+        trail = self._trail
+        if trail is None or self.spans is None:
+            return None if trail is None else trail.trace
+        num_prior = self._sequence.num_tokens
+        return self.spans.submitted(
+            *(leg.link, kind, self.attempt, leg.request_id, self._record, num_prior),
+            response_id=trail.request_id,
+        )
+
+    def _about(self, leg: legs.Leg | None = None) -> dict[str, Any]:
+        """What is beside a line of the log: whose sequence it is, and which worker."""
+        trail = self._trail
+        fields = {} if trail is None else dict(trail.about)
+        if leg is not None:
+            fields["worker"] = leg.link.worker_id
+        return about(fields)
 
     def _release(self, leg: legs.Leg, end: Finished) -> None:
         if end.handover is not None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
+from tokenwire.protocol.messages import Trace
+
 from .access import identity_of
 from .config import Config
 from .errors import bad_request
@@ -27,10 +29,12 @@ from .pool import Pool
 from .replay import ALL, Replay, Replays, resumable_of
 from .resuming import Client
 from .session import Session
+from .trail import CURRENT, Trail
 
 __all__ = ["GENERATIONS", "Generations", "client_of"]
 
 GENERATIONS = "/v1/generations/{id}"
+STREAM = f"{GENERATIONS}/stream"
 
 LAST_EVENT_ID = "Last-Event-ID"
 """What an EventSource sends when it comes back: the last ``id:`` that it has seen."""
@@ -63,7 +67,7 @@ class Generations:
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
-        router.add_get(f"{GENERATIONS}/stream", self._stream, allow_head=False)
+        router.add_get(STREAM, self._stream, allow_head=False)
         router.add_get(GENERATIONS, self._look, allow_head=False)
         router.add_post(f"{GENERATIONS}/cancel", self._cancel)
         router.add_delete(GENERATIONS, self._delete)
@@ -72,6 +76,8 @@ class Generations:
         generation_id = request.match_info["id"]
         with self._intake.serving(request) as visit:
             after = told_seq(generation_id, request.headers, request.query)
+            trail = CURRENT.get() or Trail(Trace())
+            trail.stage("resume")
             replay = await self._read(request)
             # As it was read: since it was found, it may have ended.
             if replay.kept.state == ENDED and (after or replay.is_given_up):
@@ -85,7 +91,10 @@ class Generations:
                     return web.Response(status=204)
             call = await replay.call(after)
             self._metrics.replayed(replay.kept.state)
-            session = Session(call, self._pool, self._metrics)
+            jobs = [job for job, _ in call.jobs]
+            trail.prepared(STREAM, call.response_id, self._pool.model, jobs)
+            trail.stage("")
+            session = Session(call, self._pool, self._metrics, trail.ends.append)
             visit.runs(session)
             intake, headers = self._intake, resumable_of(call).headers
             intake.give_up[session.give_up] = None
@@ -95,6 +104,7 @@ class Generations:
                     request, headers, timeout_s, replay.follow
                 )
             finally:
+                trail.num_tokens = session.num_tokens
                 intake.give_up.pop(session.give_up, None)
 
     async def _look(self, request: web.Request) -> web.Response:

@@ -267,7 +267,9 @@ class _Connection(RequestHandler):
             limit = self._bounds.limits.max_header_bytes
             error = ApiError(431, _too_long(limit), code=_REFUSED[431])
         elif status < 500:
-            _log.info("malformed request from %s: %s", request.remote, exc)
+            # Its words, which quote the request, are for its client alone.
+            fault = type(exc).__name__
+            _log.info("malformed request from %s: %s", request.remote, fault)
             reason = (message or str(exc) or "it cannot be parsed").partition("\n")[0]
             error = ApiError(
                 status, f"malformed HTTP request: {reason:.{MAX_REASON_CHARS}}"

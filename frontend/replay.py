@@ -32,6 +32,7 @@ from .resuming import Client
 from .schema import ChatRequest, CompletionRequest
 from .session import Session
 from .tokenizer import TextModel
+from .trail import CURRENT
 
 __all__ = ["CHAT", "COMPLETIONS", "Replay", "Replays", "Told"]
 
@@ -236,11 +237,17 @@ class Replays:
         given = request.nvext.resume_from if request.nvext is not None else None
         if given is None or given.generation_id is None:
             return Known()
+        trail = CURRENT.get()
+        if trail is not None:
+            trail.stage("resume")
         found = await self.find(given.generation_id, client)
         if found.state != ENDED:
             raise generation_active(given.generation_id)
         replay = await self.read(found, client)
-        return Known(checkpoint=await replay.checkpoint(given.seq))
+        known = Known(checkpoint=await replay.checkpoint(given.seq))
+        if trail is not None:
+            trail.stage("tokenize")
+        return known
 
 
 def resumable_of(call: Call) -> Resumable:

@@ -11,6 +11,7 @@ from tokenwire.protocol.messages import (
     Logprobs,
     Recalled,
     Submit,
+    Trace,
 )
 from tokenwire.protocol.tokens import TOKEN_BYTES, pack_ids, unpack_ids
 
@@ -116,6 +117,7 @@ class Sequence:
         packed: bytes,
         handover: JsonObject | None,
         handover_update: int | None,
+        trace: Trace | None = None,
     ) -> Submit:
         """Return the message for one leg.
 
@@ -125,6 +127,7 @@ class Sequence:
             packed: The whole sequence so far.
             handover: See ``Submit``.
             handover_update: See ``Submit``.
+            trace: See ``Submit``.
         """
         link, keeping = leg.link, self._job.keeping
         keep = None
@@ -143,6 +146,7 @@ class Sequence:
             handover_update=handover_update,
             captures=self.wants_capture and kind is not Leg.DECODE and link.captures,
             keep=keep,
+            trace=trace,
         )
 
     def follow(self, link: Link, kept: Recalled, history: History) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from tokenwire.protocol.messages import Role
+from tokenwire.protocol.tracing import Tracing
 
 from .access import BRIEF, Access, briefly, grant_of
 from .calls import Call, chat_call, completion_call
@@ -51,6 +52,7 @@ from .share import Share
 from .sse import OUTGOING, Outgoing
 from .tokenizer import TextModel
 from .tokens import detokenize, render_chat, render_completion, tokenize
+from .trails import Trails, route_of
 
 __all__ = ["Server"]
 
@@ -86,7 +88,9 @@ class Server:
         share: Share | None = None,
         *,
         ledger: Ledger | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._trails = Trails(config.observability, tracing)
         self._config = config
         self._share = share
         self._policy = replace(
@@ -119,7 +123,8 @@ class Server:
     def application(self) -> web.Application:
         """Return the aiohttp application."""
         app = web.Application(
-            middlewares=[self.errors], client_max_size=self._config.max_body_bytes
+            middlewares=[self._trails.leave, self.errors],
+            client_max_size=self._config.max_body_bytes,
         )
         if self._config.access.cors_origins:
             cors = Cors(self._config.access.cors_origins)
@@ -203,8 +208,13 @@ class Server:
         with intake.serving(request) as visit:
             tenant = tenant_of(request)
             session_id = request.headers.get(SESSION_ID)
+            trail = self._trails.of(request)
             body = await intake.body(request, visit)
+            trail.stage("tokenize")
             call = await prepare(body, partial(intake.check, tenant))
+            jobs = [job for job, _ in call.jobs]
+            trail.prepared(route_of(request), call.response_id, self._pool.model, jobs)
+            self._trails.asked(trail, body)
             del body
             intake.parsed(visit)
             grant = grant_of(request)
@@ -215,6 +225,7 @@ class Server:
             ticket = ticket_of(tenant, call)
 
             def on_end(end: End) -> None:
+                trail.ends.append(end)
                 intake.ended(ticket, well=end.error is None)
 
             session = Session(call, self._pool, self._metrics, on_end)
@@ -226,6 +237,7 @@ class Server:
                 headers |= call.resumable.headers
             try:
                 await intake.turn(ticket)
+                trail.stage("")
                 intake.give_up[session.give_up] = None
                 self._metrics.prompt_tokens.inc(call.num_prompt_tokens)
                 if not call.stream:
@@ -234,6 +246,7 @@ class Server:
                 return await session.streamed(request, headers, timeout_s)
             finally:
                 intake.give_up.pop(session.give_up, None)
+                trail.num_tokens = session.num_tokens
                 intake.leave(ticket, session.num_tokens)
                 if grant is not None and ticket.reason is None:
                     grant.output(
@@ -339,13 +352,12 @@ class Server:
         except Exception:  # noqa: BLE001 - the one place where a bug becomes a 500
             _log.exception("%s %s failed", request.method, request.path)
             response = self._failure(request, internal_error())
-        resource = request.match_info.route.resource
-        route = resource.canonical if resource is not None else "unknown"
-        self._metrics.responded(route, response.status)
+        self._metrics.responded(route_of(request), response.status)
         return response
 
     def _failure(self, request: web.Request, error: ApiError) -> web.Response:
         self._metrics.failed(error.code or error.kind)
+        self._trails.of(request).failed(error)
         response = web.Response(
             status=error.status,
             body=error.body(),

@@ -6,8 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 from aiohttp import web
+
+from tokenwire.protocol.logs import about
 
 from .calls import Call
 from .choice import Choice, Collected, Delta
@@ -21,6 +24,7 @@ from .pool import Pool
 from .resumable import OWN_ENDS
 from .sse import DONE, EventStream, LivelyStream, error_event
 from .stages import Stage
+from .trail import CURRENT
 
 __all__ = ["Session"]
 
@@ -50,6 +54,7 @@ class Session:
         on_end: Callable[[End], None] = _nobody,
     ) -> None:
         self._call = call
+        self._trail = CURRENT.get()
         self._metrics = metrics
         self._wake = asyncio.Event()
         self._stream: EventStream | Unread | None = None
@@ -128,7 +133,13 @@ class Session:
 
     def _broke(self, error: Exception) -> None:
         """End the response: a bug here, or a worker's answer that makes no sense."""
-        _log.error("response %s failed", self._call.response_id, exc_info=error)
+        trail = self._trail
+        _log.error(
+            "response %s failed",
+            self._call.response_id,
+            exc_info=error,
+            extra=about(None if trail is None else trail.about),
+        )
         self._fail(self._error or internal_error())
         self._wake.set()
 
@@ -198,12 +209,18 @@ class Session:
             if follow is not None:
                 self._is_followed = True
                 await follow(self.only_choice)
+                self.only_choice.generation.followed()
             else:
                 await self._begun()
             kind = EventStream if self._call.resumable is None else LivelyStream
             stream = kind(request, headers)
             stream.on_full = self._hold
-            await stream.open(self._openings())
+            openings = self._openings()
+            await stream.open(openings)
+            if self._trail is not None:
+                counts = self._trail.counts_bytes
+                counted = stream.count(len(openings)) if counts else None
+                self._trail.opened(HTTPStatus.OK, counted)
             self._stream = stream
             try:
                 await self._until_sent(stream, write_timeout_s)
@@ -218,6 +235,8 @@ class Session:
                     write_timeout_s,
                 )
                 self._metrics.failed("slow_reader")
+                if self._trail is not None:
+                    self._trail.failed("slow_reader")
                 return stream.abort()
             finally:
                 stream.be_quiet()
@@ -235,7 +254,7 @@ class Session:
         Returns:
             The number of events before the first id; and the end, if there is one.
         """
-        self._stream = Unread()
+        self._stream, self._trail = Unread(), None
         follow(self.only_choice)
         self._openings()
         resumable = self._call.resumable
@@ -440,6 +459,8 @@ class Session:
         is_own = error is None or error.code in OWN_ENDS  # not this answer's alone
         if error is not None:
             self._metrics.failed(error.code or error.kind)
+            if self._trail is not None:
+                self._trail.failed(error)
             if resumable is not None:
                 error = resumable.interruption(error) or error
             events.append(error_event(error.body()))

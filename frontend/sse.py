@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from .access_log import Counted
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "DONE",
@@ -85,7 +87,7 @@ class EventStream:
         self._response.content_type = "text/event-stream"
         self._response.charset = "utf-8"
         self._response.headers.setdefault("Cache-Control", "no-cache")
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport | Counted | None = None
         self._protocol = request.protocol
         self._chunked = False
 
@@ -101,6 +103,12 @@ class EventStream:
         if first:
             await response.write(first)
         self._transport = request.transport
+
+    def count(self, num_bytes: int) -> Callable[[], int]:
+        """Count what is sent from now on, *num_bytes* are; returns who tells the count."""
+        counted = Counted(self._transport, num_bytes)
+        self._transport = counted
+        return lambda: counted.num_bytes
 
     @property
     def is_open(self) -> bool:

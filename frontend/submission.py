@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenwire.protocol.messages import JsonObject, Keep, Leg, Submit
+from tokenwire.protocol.messages import JsonObject, Keep, Leg, Submit, Trace
 
 from .continuation import is_plain, rest
 from .job import Job
@@ -34,6 +34,7 @@ def submission(
     handover_update: int | None = None,
     captures: bool = False,
     keep: Keep | None = None,
+    trace: Trace | None = None,
 ) -> Submit:
     """Return the message for one leg.
 
@@ -48,6 +49,7 @@ def submission(
         handover_update: See ``Submit``.
         captures: The prompt's hidden states are to be saved here.
         keep: How the worker is to keep what it brings.
+        trace: What it is part of.
     """
     is_exact = bool(num_output_tokens and link.exactness)
     sampling = job.sampling if is_exact else rest(job.sampling, num_output_tokens)
@@ -77,4 +79,5 @@ def submission(
         handover_update=handover_update,
         num_prior=num_output_tokens if is_exact else 0,
         keep=keep,
+        trace=trace,
     )

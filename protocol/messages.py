@@ -92,6 +92,7 @@ __all__ = [
     "Submit",
     "Tokens",
     "Told",
+    "Trace",
     "WatchKV",
 ]
 
@@ -181,6 +182,18 @@ class Keep(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: Logprobs | None = None
 
 
+class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a Submit is part of: for lines of logs and for traces, and for nothing else.
+
+    The headers are W3C's (Trace Context), as the worker hands them to its engine; whoever
+    reads them checks their form.
+    """
+
+    request_id: str = ""  # of the response, as its client is told it
+    traceparent: str = ""  # the span that this is part of; empty: there is none
+    tracestate: str = ""
+
+
 class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     """Run one sequence. Answered by Tokens (any number) and one Finished."""
 
@@ -210,6 +223,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     # the answers count the new ids alone. Only to workers with ``Card.exactness``.
     num_prior: int = 0
     keep: Keep | None = None  # only to workers with the capability ``JOURNAL``
+    trace: Trace | None = None  # older workers do without
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):

@@ -7,6 +7,7 @@ to the one before, names every package it needs, and is installed with `--no-dep
 - `cpu.lock`: what the extra `cpu` adds, for an engine without a GPU.
 - `dev.lock`: what the group `dev` adds to `base.lock`.
 - `browser.lock`: what the group `browser` adds to all of these.
+- `otel.lock`: what the extra `otel` adds to `base.lock`; an image without an engine wants it.
 
 `lock.py clients` writes `clients.lock` instead, from an environment that has the group
 `clients` alone: those clients ask for other versions than we do.
@@ -97,6 +98,7 @@ def main() -> int:
         cpu = closure(extras["cpu"])
         dev = closure(project["dependency-groups"]["dev"])
         browser = closure(project["dependency-groups"]["browser"])
+        otel = closure(extras["otel"])
     except PackageNotFoundError as error:
         print(f"lock: {error.name} is not installed here", file=sys.stderr)
         return 1
@@ -118,6 +120,11 @@ def main() -> int:
         folder / "browser.lock",
         "The live page's tests in a browser, on top of base.lock and dev.lock",
         (pin for name, pin in browser.items() if name not in {**base, **cpu, **dev}),
+    )
+    write(
+        folder / "otel.lock",
+        "Traces, on top of base.lock",
+        (pin for name, pin in otel.items() if name not in base),
     )
     return 0
 

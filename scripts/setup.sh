@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Bring the virtual environment up to date: setup.sh [cpu | gpu] [dev] [browser], or
-# setup.sh clients
+# Bring the virtual environment up to date: setup.sh [cpu | gpu] [dev] [browser] [otel],
+# or setup.sh clients
 #
 #   base     (always) tokenwire, with all that the simulated engine needs; no torch
 #   cpu      the vLLM engine for CPUs, pinned
 #   gpu      the vLLM engine for CUDA, as pip resolves it
 #   dev      tests and checks
 #   browser  what drives a browser, for the tests of the live page
+#   otel     traces, without an engine that brings them
 #   clients  other people's clients, alone in their environment: they want other versions
 #
 # VENV    the environment (.venv)
@@ -150,6 +151,11 @@ install_browser() {
     install_lock requirements/browser.lock
 }
 
+install_otel() {
+    say "installing OpenTelemetry"
+    install_lock requirements/otel.lock
+}
+
 install_clients() {
     make_venv
     fetch_uv
@@ -162,9 +168,9 @@ missing=()
 for part; do
     case $part in
         base) ;;
-        cpu | gpu | dev | browser) parts+=("$part") ;;
+        cpu | gpu | dev | browser | otel) parts+=("$part") ;;
         clients) parts=(clients) ;;
-        *) fail "no part is called $part: base, cpu, gpu, dev, browser, clients" ;;
+        *) fail "no part is called $part: base, cpu, gpu, dev, browser, otel, clients" ;;
     esac
 done
 [[ ${parts[0]} == base || $# == 1 ]] || fail "clients have an environment of their own"

@@ -26,6 +26,7 @@ from pathlib import Path
 import uvloop
 
 from tokenwire.protocol.keys import INSECURE, KeyFileError
+from tokenwire.protocol.logs import about, is_json, log_as
 from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE,
@@ -39,6 +40,7 @@ from tokenwire.protocol.messages import (
     Card,
 )
 from tokenwire.protocol.process import raise_file_limit
+from tokenwire.protocol.tracing import Tracing, start_tracing
 from tokenwire.protocol.watchdog import watch_loop
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import (
@@ -64,6 +66,8 @@ from .service import Service
 from .timers import LoopTimers
 
 __all__ = ["Worker", "main", "make_engine"]
+
+_phases = logging.getLogger("tokenwire.worker")
 
 TICKS_PER_HEARTBEAT = 4
 """A beat is at most a quarter late, and a lost frontend is noticed as soon as that."""
@@ -96,7 +100,9 @@ class Worker:
         captures: Captures | None = None,
         blocks: CachedBlocks | None = None,
         started_at: float | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._config = config
         self._engine = engine
         self._captures = captures
@@ -188,6 +194,7 @@ class Worker:
             captures=self._captures,
             journal=Journal(config.journal_bytes, config.journal_life_s),
             blocks=self._blocks,
+            tracing=self._tracing,
         )
         service.on_change = self._wake.set
         sink.connect(service)
@@ -332,12 +339,17 @@ class Worker:
             await self._tick(service)
 
     def _say(self, phase: str) -> None:
-        elapsed_s = time.monotonic() - self._started_at
-        print(
-            f"tokenwire-worker: {phase} ({elapsed_s:.1f} s)",
-            file=sys.stderr,
-            flush=True,
-        )
+        _tell(phase, time.monotonic() - self._started_at)
+
+
+def _tell(phase: str, elapsed_s: float | None = None) -> None:
+    """Say a phase, for people and for supervisors: as a line of its own, or as JSON."""
+    if is_json():
+        fields = {} if elapsed_s is None else {"elapsed_s": round(elapsed_s, 1)}
+        _phases.info("%s", phase, extra=about({"phase": phase, **fields}))
+        return
+    since = "" if elapsed_s is None else f" ({elapsed_s:.1f} s)"
+    print(f"tokenwire-worker: {phase}{since}", file=sys.stderr, flush=True)
 
 
 class _LateSink:
@@ -415,6 +427,7 @@ def make_engine(
         captures=captures,
         exact_resume=config.exact_resume,
         blocks=blocks,
+        traces_endpoint=config.traces.endpoint,
     )
     return engine
 
@@ -423,9 +436,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until a signal comes or its engine dies; return the exit code."""
     started_at = time.monotonic()
     config = parse_config(arguments)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s"
-    )
+    who = {"worker": config.worker_id, "role": config.role.value}
+    log_as(config.logs, "%(levelname)s %(message)s", who)
     if config.keys.insecure_plaintext:
         logging.getLogger(__name__).warning(INSECURE)
     raise_file_limit()
@@ -434,10 +446,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         blocks = CachedBlocks() if config.kv_events else None
         engine = make_engine(config, captures, blocks)
     except EngineStartError as error:
-        print(f"tokenwire-worker: failed: {error}", file=sys.stderr)
+        _tell(f"failed: {error}")
         return 1
     with _fork_server(config):
-        return uvloop.run(_live(config, engine, captures, blocks, started_at))
+        tracing = start_tracing(config.traces, "tokenwire-worker", config.worker_id)
+        try:
+            living = _live(config, engine, captures, blocks, started_at, tracing)
+            return uvloop.run(living)
+        finally:
+            if tracing is not None:
+                tracing.close()
 
 
 @contextlib.contextmanager
@@ -447,8 +465,11 @@ def _fork_server(config: WorkerConfig) -> Generator[None]:
         yield
         return
     from .vllm.fork_server import forking
+    from .vllm.json_logs import log_as_json
 
-    print("tokenwire-worker: importing vLLM (0.0 s)", file=sys.stderr, flush=True)
+    if is_json():
+        log_as_json(config.worker_id)  # which vLLM reads when it is imported
+    _tell("importing vLLM", 0.0)
     with forking(config.role):
         yield
 
@@ -459,8 +480,9 @@ async def _live(
     captures: Captures | None,
     blocks: CachedBlocks | None,
     started_at: float,
+    tracing: Tracing | None,
 ) -> int:
-    worker = Worker(config, engine, captures, blocks, started_at)
+    worker = Worker(config, engine, captures, blocks, started_at, tracing)
     with _signals(worker):
         return await worker.run()
 

@@ -8,11 +8,12 @@ import shlex
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenwire.protocol.keys import KeyFiles, stays_here
 from tokenwire.protocol.limits import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
+from tokenwire.protocol.logs import LogSettings, add_log_options, log_settings
 from tokenwire.protocol.messages import Role
 from tokenwire.protocol.settings import (
     SettingsParser,
@@ -21,6 +22,11 @@ from tokenwire.protocol.settings import (
     port_or_off,
     seconds,
     whole_number,
+)
+from tokenwire.protocol.tracing import (
+    TraceSettings,
+    add_trace_options,
+    trace_settings,
 )
 from tokenwire.worker.captures import CaptureSettings
 
@@ -73,6 +79,8 @@ class WorkerConfig:
     capture: CaptureSettings | None = None  # None: no hidden states
     exact_resume: bool = True
     kv_events: bool = True
+    logs: LogSettings = field(default_factory=LogSettings)
+    traces: TraceSettings = field(default_factory=TraceSettings)
     journal_bytes: int = JOURNAL_BYTES  # 0: nothing is kept
     journal_life_s: float = JOURNAL_LIFE_S
 
@@ -129,6 +137,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         kv_events=settings.kv_events,
         journal_bytes=settings.journal_bytes,
         journal_life_s=settings.journal_life_s,
+        logs=log_settings(settings),
+        traces=trace_settings(parser, settings),
     )
 
 
@@ -275,6 +285,8 @@ def _parser() -> SettingsParser:
         help="how long they stay at most that have ended, or that nobody follows "
         f"(default: {JOURNAL_LIFE_S})",
     )
+    add_log_options(parser)
+    add_trace_options(parser)
     add(
         "--engine-args",
         default="",

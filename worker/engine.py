@@ -29,6 +29,7 @@ from tokenwire.protocol.messages import (
     Leg,
     Logprobs,
     Sampling,
+    Trace,
 )
 
 __all__ = [
@@ -70,6 +71,7 @@ class EngineRequest:
     lora: str = ""  # a loaded adapter; empty: the model itself
     # Of ``token_ids``, the last ones: output that the sequence has had. See ``Submit``.
     num_prior: int = 0
+    trace: Trace | None = None  # what the engine's own spans hang below; checked
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -30,6 +30,7 @@ from tokenwire.worker.engine import EngineFinished
 from .admission import Refusal
 from .entry import Entry
 from .outbox import Outbox
+from .spans import LegSpans
 
 __all__ = ["EndedBy", "Frontend", "Request", "refused_end"]
 
@@ -85,6 +86,7 @@ class Request:
         "is_left",
         "num_queued_tokens",
         "request_id",
+        "spans",
         "submit",
         "submitted_at",
     )
@@ -104,6 +106,7 @@ class Request:
         self.entry: Entry | None = None  # what is kept of it
         self.is_cancelled = False  # by a Recall: it must not go on elsewhere
         self.is_evicted = False  # cancelled by the worker, which leaves
+        self.spans: LegSpans | None = None  # of its Submit; most have none
         self.ended_by: EndedBy | None = None  # an Admin, for this reason
         # To be computed before the first token, and 0 from it on.
         self.num_queued_tokens = len(submit.token_ids) // TOKEN_BYTES

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
+from tokenwire.protocol.logs import about
 from tokenwire.worker.engine import Engine
 
 from .admission import Admission
 from .frontends import EndedBy, Request
 from .metrics import Metrics
+from .spans import about_submit
 from .timers import Timers
 
 __all__ = ["ABORT_GRACE_S", "Requests"]
@@ -83,6 +85,8 @@ class Requests:
         abandoned = list(requests)
         for request in abandoned:
             self.forget(request)
+            if request.spans is not None:
+                request.spans.abandoned()
         if abandoned:
             self._metrics.cancelled(len(abandoned))
         for request in abandoned:
@@ -117,5 +121,10 @@ class Requests:
         for engine_id, give_up_at in list(self._aborting.items()):
             if give_up_at > now:
                 break
-            logger.error("the engine did not end request %s after abort", engine_id)
-            yield self.by_engine_id[engine_id]
+            request = self.by_engine_id[engine_id]
+            logger.error(
+                "the engine did not end request %s after abort",
+                engine_id,
+                extra=about(about_submit(request.submit)),
+            )
+            yield request

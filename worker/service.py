@@ -45,6 +45,7 @@ from tokenwire.protocol.messages import (
     WatchKV,
 )
 from tokenwire.protocol.tokens import pack_ids, unpack_ids
+from tokenwire.protocol.tracing import Tracing
 from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import Engine, EngineFinished, EngineRequest, EngineTokens
 from tokenwire.worker.kv_blocks import CachedBlocks
@@ -61,6 +62,7 @@ from .metrics import Metrics
 from .orphans import Orphans
 from .requests import Requests
 from .scrapes import Scrapes
+from .spans import begun
 from .timers import Timers
 from .untold import Untold
 
@@ -88,8 +90,10 @@ class Service:
         captures: Captures | None = None,
         journal: Journal | None = None,
         blocks: CachedBlocks | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._card = card
+        self._tracing = tracing
         self._engine = engine
         self._timers = timers
         self._metrics = metrics
@@ -251,6 +255,7 @@ class Service:
         if keep is not None:  # it is large, and the journal's
             submit = msgspec.structs.replace(submit, keep=None)
         request = Request(frontend, submit, engine_id, self._timers.time())
+        request.spans, trace = begun(self._tracing, submit, engine_id, self._card)
         self._requests.add(request)
         if keep is not None:
             self._keeper.begin(request, keep)
@@ -269,6 +274,7 @@ class Service:
                 capture_tokens=submit.capture_tokens,
                 lora=submit.lora,
                 num_prior=submit.num_prior,
+                trace=trace,
             )
         )
 
@@ -344,6 +350,8 @@ class Service:
 
     def _first_token(self, request: Request) -> None:
         self._requests.begun(request)
+        if request.spans is not None:
+            request.spans.first_token()
         seconds = self._timers.time() - request.submitted_at
         of_handover = request.submit.leg is Leg.DECODE
         self._metrics.first_token(seconds, of_handover=of_handover)
@@ -351,6 +359,8 @@ class Service:
     def _answer(self, request: Request, end: Finished) -> None:
         request.exchange.finished(end)
         self._requests.forget(request)
+        if request.spans is not None:
+            request.spans.ended(end)
         if request.entry is not None:
             self._keeper.ended(request, request.entry, end)
         if end.handover is not None:

@@ -56,6 +56,7 @@ from tokenwire.protocol.messages import (
     Submit,
     Tokens,
     Told,
+    Trace,
     WatchKV,
 )
 from tokenwire.protocol.tokens import pack_floats, pack_ids
@@ -125,6 +126,19 @@ FROM_FRONTEND: dict[str, FromFrontend] = {
         Sampling(9),
         num_prior=1,
         keep=Keep("chatcmpl-0", b"owner", b"c", 1.5, True, 2, LOGPROBS),
+    ),
+    "submit_traced": Submit(
+        "r1",
+        pack_ids([1]),
+        Sampling(1),
+        trace=Trace(
+            "chatcmpl-0",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "vendor=1",
+        ),
+    ),
+    "submit_told_of": Submit(
+        "r1", pack_ids([1]), Sampling(1), trace=Trace("chatcmpl-0")
     ),
     "let_go": LetGo("r1"),
     "recall": Recall("r1", "chatcmpl-0", b"owner", "follow", seq=2),

@@ -43,6 +43,7 @@ from tokenwire.protocol.messages import (
     Submit,
     Tokens,
     Told,
+    Trace,
 )
 
 Decode = Callable[[bytes], FromFrontend | FromWorker]
@@ -138,6 +139,7 @@ from_frontend = st.one_of(
         capture_tokens=counts,
         lora=texts,
         handover_update=st.none() | ints,
+        trace=st.none() | st.builds(Trace, texts, texts, texts),
     ),
     st.builds(Cancel, names),
     st.builds(ReleaseKV, names, objects),

@@ -45,6 +45,7 @@ from tokenwire.protocol.messages import (
     Card,
     Role,
 )
+from tokenwire.protocol.tracing import Tracing
 from tokenwire.worker.captures import Captures, CaptureSettings
 from tokenwire.worker.config import JOURNAL_BYTES, JOURNAL_LIFE_S
 from tokenwire.worker.exposition import Exposition
@@ -153,7 +154,9 @@ class SimWorker:
         capture: CaptureSettings | None = None,
         journal_bytes: int = JOURNAL_BYTES,
         kv_events: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._journal_bytes = journal_bytes
         self.journal = Journal(journal_bytes, JOURNAL_LIFE_S)
         self._layers = [] if capture is None else list(capture.layers)
@@ -237,6 +240,7 @@ class SimWorker:
             captures=self.captures,
             blocks=self.blocks,
             journal=self.journal,
+            tracing=self._tracing,
         )
         self.link.start(self.service)
         self._tick = asyncio.create_task(self._run())
@@ -342,6 +346,7 @@ async def frontend(
     arguments: Sequence[str] = (),
     executor: Executor | None = None,
     parsers: Parsers | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncGenerator[Stack]:
     """Run a frontend that knows no worker yet; stop it in the end."""
     config = parse_config(
@@ -367,7 +372,9 @@ async def frontend(
         keyring=keys.keyring,
     )
     metrics = FrontendMetrics(MODEL_NAME, config.objectives)
-    server = Server(config, text_model, pool, metrics, 0, parsers, keys)
+    server = Server(
+        config, text_model, pool, metrics, 0, parsers, keys, tracing=tracing
+    )
     app = server.application()
     limits, refused = config.access.limits, metrics.connection_refused
     plane = AdminPlane(
@@ -415,17 +422,23 @@ async def stack(
     executor: Executor | None = None,
     parsers: Parsers | None = None,
     capture: CaptureSettings | None = None,
+    tracing: Tracing | None = None,
+    worker_tracing: Tracing | None = None,
 ) -> AsyncGenerator[Stack]:
     """Run workers of *roles* and a frontend; stop them in the end.
 
     Long work of the frontend goes to *executor*.
     """
     workers = [
-        SimWorker(model, role, f"{role.value}-{n}", options, capture=capture)
+        SimWorker(
+            *(model, role, f"{role.value}-{n}", options),
+            capture=capture,
+            tracing=worker_tracing,
+        )
         for n, role in enumerate(roles)
     ]
     try:
-        async with frontend(model, arguments, executor, parsers) as running:
+        async with frontend(model, arguments, executor, parsers, tracing) as running:
             for worker in workers:
                 await worker.start()
             await running.know(workers)

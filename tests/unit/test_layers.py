@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -23,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 DOORS: dict[str, list[str]] = {
     "jinja2": ["frontend/template.py"],
     "nixl": ["worker/vllm"],
+    "opentelemetry": ["protocol/tracing.py"],
     "prometheus_client": ["frontend/metrics.py", "worker/metrics.py"],
     "tokenizers": ["frontend/tokenizer.py"],
     "torch": ["worker/vllm"],
@@ -120,8 +122,18 @@ def test_protocol_needs_only_msgspec() -> None:
     """The wire can be read by a program that has none of our dependencies."""
     allowed = {*sys.stdlib_module_names, "msgspec", "tokenwire"}
     for path in (ROOT / "protocol").rglob("*.py"):
+        of_all = {*allowed, "opentelemetry"} if path.name == "tracing.py" else allowed
         for name in imported_modules(path):
-            assert name.split(".")[0] in allowed, f"{path} imports {name}"
+            assert name.split(".")[0] in of_all, f"{path} imports {name}"
+
+
+def test_tracing_is_imported_without_opentelemetry() -> None:
+    """It is an extra: whoever traces nothing has nothing of it in memory."""
+    code = (
+        "import sys, tokenwire.frontend.trails, tokenwire.worker.service;"
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert not subprocess.run([sys.executable, "-c", code], check=False).returncode
 
 
 @pytest.mark.parametrize("dependency", DOORS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("frontend", "worker", "protocol", "deploy")
-LOCKS = ("base", "cpu", "dev", "browser")  # all fit into one environment
+LOCKS = ("base", "cpu", "dev", "browser", "otel")  # all fit into one environment
 CLIENTS = "clients"  # an environment of its own
 
 
@@ -123,7 +124,7 @@ def test_locks_hold_exact_versions_and_nothing_else(lock: str) -> None:
 def test_locks_hold_what_pyproject_asks_for(project: dict[str, Any]) -> None:
     """A dependency that is added to pyproject.toml alone is never installed."""
     extras = project["project"]["optional-dependencies"]
-    base, cpu, dev, browser = (pins(lock) for lock in LOCKS)
+    base, cpu, dev, browser, otel = (pins(lock) for lock in LOCKS)
     for requirement in project["dependency-groups"]["browser"]:
         assert name_of(requirement) in browser, requirement
     for requirement in project["project"]["dependencies"]:
@@ -131,6 +132,8 @@ def test_locks_hold_what_pyproject_asks_for(project: dict[str, Any]) -> None:
     for requirement in extras["cpu"]:
         assert name_of(requirement) in cpu, requirement
         assert requirement.endswith("==" + cpu[name_of(requirement)]), requirement
+    for requirement in extras["otel"]:
+        assert name_of(requirement) in base | otel, requirement
     for requirement in project["dependency-groups"]["dev"]:
         assert name_of(requirement) in base | dev, requirement
     for requirement in project["dependency-groups"]["clients"]:
@@ -139,11 +142,11 @@ def test_locks_hold_what_pyproject_asks_for(project: dict[str, Any]) -> None:
 
 def test_locks_agree() -> None:
     """Installing one lock after another changes no version back and forth."""
-    base, cpu, dev, browser = (pins(lock) for lock in LOCKS)
-    for name in cpu.keys() & dev.keys():
-        assert cpu[name] == dev[name], name
-    assert not base.keys() & (cpu.keys() | dev.keys())
-    assert not browser.keys() & (base.keys() | cpu.keys() | dev.keys())
+    base, *others = (pins(lock) for lock in LOCKS)
+    for one, another in combinations(others, 2):
+        for name in one.keys() & another.keys():
+            assert one[name] == another[name], name
+    assert not base.keys() & set[str]().union(*others)
 
 
 def test_the_simulated_engine_needs_no_torch() -> None:

@@ -95,6 +95,7 @@ def engine_config(
     role: Role,
     given: list[str],
     capture: CaptureArguments | None = None,
+    traces_endpoint: str = "",
 ) -> Any:  # vLLM's VllmConfig, untyped here
     """Return vLLM's configuration for *role* from the operator's arguments.
 
@@ -114,6 +115,10 @@ def engine_config(
     arguments = ["--model", model, "--served-model-name", served_name]
     # Only vLLM's log lines; its Prometheus families are recorded all the same.
     arguments.append("--disable-log-stats")
+    has_own = any(_names(one, "--otlp-traces-endpoint") for one in given)
+    if traces_endpoint and not has_own:
+        arguments += ["--otlp-traces-endpoint", traces_endpoint]
+        _trace_as_we_do()
     if vllm.is_cpu:
         # Compiling takes minutes, and the two sides of a pair would not share it.
         arguments += ["--enforce-eager", "--worker-cls", CPU_WORKER_CLASS]
@@ -152,6 +157,12 @@ def _run_model_in_core(config: Any) -> None:  # vLLM's ParallelConfig
     binds = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
     if config.world_size == 1 and not binds:
         config.distributed_executor_backend = "uni"
+
+
+def _trace_as_we_do(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have vLLM speak our protocol to the collector (its own default is gRPC)."""
+    environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    environ.setdefault("OTEL_SERVICE_NAME", "vllm")
 
 
 def _keep_states(layers: tuple[int, ...]) -> dict[str, object]:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from tokenwire.protocol.admin import Action
+from tokenwire.protocol.logs import about
 from tokenwire.protocol.messages import (
     ErrorKind,
     JsonObject,
@@ -80,6 +81,7 @@ class VllmEngine:
         captures: Where those that requests ask for are saved; None: nowhere.
         exact_resume: Whether it goes on behind output of other workers, if it can.
         blocks: Is told which KV blocks are cached; None: nobody is.
+        traces_endpoint: Where vLLM's spans go, too, unless *engine_args* say; empty: nowhere.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class VllmEngine:
         *,
         exact_resume: bool = True,
         blocks: CachedBlocks | None = None,
+        traces_endpoint: str = "",
     ) -> None:
         self._model = model
+        self._traces_endpoint = traces_endpoint
         self._served_name = served_name
         self._role = role
         self._engine_args = list(engine_args)
@@ -113,6 +117,7 @@ class VllmEngine:
         self._flush_due = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: Releases
+        self._traces = False  # vLLM makes spans of its own
         self._is_v2 = False  # the model runner, whose tables have a fixed width
         self._operator: Operator
         self._copies = Copies()  # of adapters
@@ -147,6 +152,7 @@ class VllmEngine:
             await self._abandon(loading)
             raise
         self._is_v2 = bool(getattr(config, "use_v2_model_runner", False))
+        self._traces = bool(config.observability_config.otlp_traces_endpoint)
         self._descendants.look()
         self._spawn(self._watch())
         progress("ready")
@@ -257,6 +263,7 @@ class VllmEngine:
             self._role,
             self._engine_args,
             self._capturing.arguments,
+            self._traces_endpoint,
         )
         self._telling.arrange(self._vllm, config)
         if self._exact_resume:
@@ -322,6 +329,7 @@ class VllmEngine:
                 sampling_params(self._vllm, request, capture),
                 lora_request=self._operator.lora_of(request),
                 priority=request.priority,
+                trace_headers=self._headers_of(request),
                 reasoning_ended=request.reasoning_ended,
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
             )
@@ -334,7 +342,11 @@ class VllmEngine:
             await self._forget(state)
             self._end(state, state.failed(ErrorKind.INVALID, first_sentence(e)))
         except Exception as error:  # one request's task: the others go on
-            logger.exception("request %s could not be added", request.request_id)
+            logger.exception(
+                "request %s could not be added",
+                request.request_id,
+                extra=about(_fields_of(request)),
+            )
             await self._forget(state)
             self._end(state, state.failed(ErrorKind.ENGINE, first_sentence(error)))
         else:
@@ -344,6 +356,16 @@ class VllmEngine:
                 self._notice(state)
         finally:
             state.added.set()
+
+    def _headers_of(self, request: EngineRequest) -> dict[str, str] | None:
+        """Return the headers that vLLM's spans hang below, if it makes spans."""
+        trace = request.trace
+        if not self._traces or trace is None or not trace.traceparent:
+            return None
+        headers = {"traceparent": trace.traceparent}
+        if trace.tracestate:
+            headers["tracestate"] = trace.tracestate
+        return headers
 
     async def _forget(self, state: OpenRequest) -> None:
         """Drop what vLLM may have registered of a request it then failed to add."""
@@ -463,6 +485,11 @@ class VllmEngine:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _fields_of(request: EngineRequest) -> dict[str, str]:
+    trace = request.trace
+    return {} if trace is None else {"request_id": trace.request_id}
 
 
 async def _within(timeout_s: float, work: Coroutine[Any, Any, Any]) -> None:
