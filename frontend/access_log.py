@@ -19,8 +19,10 @@ __all__ = ["Counted", "client_name", "log_access", "log_prompt", "warn_of_prompt
 _access = logging.getLogger("tokenwire.access")
 _prompts = logging.getLogger("tokenwire.prompts")
 
-QUIET_ROUTES = frozenset({"/live", "/ready", "/health", "/metrics"})
-"""Asked every few seconds by who watches over us: no lines, and no traces."""
+QUIET_ROUTES = frozenset(
+    {"/live", "/ready", "/health", "/metrics", "/ui/state", "/ui/events"}
+)
+"""Asked every few seconds, or all the time, by who watches over us: no lines, no traces."""
 
 MAX_PROMPT_CHARS = 4_096
 """Of a body that is logged: the beginning tells what it is, and readers cut long lines."""

@@ -448,7 +448,10 @@ class Generation:
             if not reason:
                 how = "is sent again" if leg.again else "goes on elsewhere"
                 _log.warning(
-                    *("request %s: %s: %s", self.request_id, how, text),
+                    "request %s: %s: %s",
+                    self.request_id,
+                    how,
+                    text,
                     extra=self._about(leg),
                 )
                 route, prefillers = self._record.route, self._prefillers
