@@ -39,8 +39,9 @@ FROM_CONTROLLER = {
 """What LeaderWorkerSet's controller adds to the pods of a group."""
 
 OTHERS = {
-    "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "HOME", "NCCL_DEBUG", "POD_IP", "POD_NAME",
-    "PYTHONUNBUFFERED", "TRITON_CACHE_DIR", "UCX_NET_DEVICES", "XDG_CACHE_HOME",
+    "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "HOME", "NCCL_DEBUG", "OTEL_TRACES_SAMPLER",
+    "OTEL_TRACES_SAMPLER_ARG", "POD_IP", "POD_NAME", "PYTHONUNBUFFERED",
+    "TRITON_CACHE_DIR", "UCX_NET_DEVICES", "XDG_CACHE_HOME",
 }  # fmt: skip
 """Variables that are neither ours nor vLLM's, and mean something."""
 

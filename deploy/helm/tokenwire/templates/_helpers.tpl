@@ -149,6 +149,15 @@ runtimeClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{/* Options that all processes have. */}}
+{{- define "tokenwire.commonOptions" -}}
+- --log-format={{ .Values.logging.format }}
+- --log-level={{ .Values.logging.level }}
+{{- with .Values.tracing.endpoint }}
+- --otlp-traces-endpoint={{ . }}
+{{- end }}
+{{- end -}}
+
 {{/* Environment of every pod of ours. */}}
 {{- define "tokenwire.commonEnv" -}}
 - name: POD_NAME
@@ -163,4 +172,10 @@ runtimeClassName: {{ . }}
   value: /cache/huggingface
 - name: PYTHONUNBUFFERED
   value: "1"
+{{- if .Values.tracing.endpoint }}
+- name: OTEL_TRACES_SAMPLER
+  value: parentbased_traceidratio
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .Values.tracing.ratio | quote }}
+{{- end }}
 {{- end -}}

@@ -127,6 +127,7 @@ containers:
       - --model={{ $model.source }}
       - --served-model-name={{ $model.servedModelName }}
       - --worker-id=$(POD_NAME)
+      {{- include "tokenwire.commonOptions" .root | nindent 6 }}
       - --listen=tcp://0.0.0.0:5555
       - --metrics-host=0.0.0.0
       - --metrics-port=9555
