@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.keyed import Keyed, with_key
 from support.stack import Stack, eventually, stack
 from tokenwire.frontend.access_log import MAX_PROMPT_CHARS
 from tokenwire.protocol.log_lines import JsonLines, TextLines
@@ -113,6 +114,22 @@ async def test_refusals_have_a_line_and_probes_have_none(
         ("/v1/completions", 400, "invalid_request_error"),
         ("unknown", 404, "invalid_request_error"),
     ]
+
+
+async def test_a_key_is_told_by_its_name(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who has none is told by a hash of what it sent, and refusals have lines, too."""
+    keys = Keyed(tmp_path / "keys", ["alice"])
+    async with stack(tiny_model, arguments=[*ON, *keys.arguments]) as served:
+        for key in ("key-of-alice", "key-of-nobody"):
+            body = {"prompt": [5], "max_tokens": 1}
+            await served.post("/v1/completions", body, with_key(key))
+    first, second = lines(caplog)
+    assert (first["client"], first["status"]) == ("alice", 200)
+    assert (second["status"], second["error"]) == (401, "invalid_api_key")
+    assert second["client"].startswith("#")
+    assert "key-of" not in caplog.text
 
 
 async def test_a_client_that_leaves_has_a_line(
