@@ -9,6 +9,7 @@ const GAP = 10;
 const LANE = 30; // where the wires to decode workers pass the prefill workers
 const MAX_PULSES = 48;
 const PULSE_MS = 750;
+const NAMES = new Intl.Collator("en", { numeric: true }); // decode-9 before decode-10
 
 /** The drawing. */
 export class Topology {
@@ -46,6 +47,7 @@ export class Topology {
 
   /** Show a moment. */
   show(now) {
+    now.workers.sort((a, b) => a.role?.localeCompare(b.role ?? "") || NAMES.compare(a.id, b.id));
     const before = this.#last;
     this.#last = now;
     this.#count(now);
@@ -112,7 +114,8 @@ export class Topology {
   #spread([prefill, decode], width) {
     const size = this.#size(Math.max(prefill.length, decode.length));
     const cardH = SIZES[size];
-    const tall = (count) => count * cardH + Math.max(0, count - 1) * GAP;
+    const gap = size === "mini" ? 5 : GAP;
+    const tall = (count) => count * cardH + Math.max(0, count - 1) * gap;
     const laneH = prefill.length ? LANE : 0;
     const inner = Math.max(tall(prefill.length) + laneH, tall(decode.length), 96);
     const height = inner + 28;
@@ -126,14 +129,13 @@ export class Topology {
     const put = (workers, x, top, label) => {
       this.#label(label, x, 10);
       workers.forEach((worker, index) => {
-        this.#known.get(worker.id).place({ x, y: top + index * (cardH + GAP), w: cardW, size });
+        this.#known.get(worker.id).place({ x, y: top + index * (cardH + gap), w: cardW, size });
       });
     };
     const from = { x: frontW, y: middle };
-    if (prefill.length) {
-      put(prefill, columnX[0], 20 + (inner - laneH - tall(prefill.length)) / 2, "Prefill");
-    }
-    const lane = 20 + inner - 10;
+    const prefillTop = 20 + (inner - laneH - tall(prefill.length)) / 2;
+    const lane = prefillTop + tall(prefill.length) + laneH - 10;
+    if (prefill.length) put(prefill, columnX[0], prefillTop, "Prefill");
     put(decode, columnX[columns - 1], 20 + (inner - tall(decode.length)) / 2, title(decode));
     for (const worker of prefill) {
       const card = this.#known.get(worker.id);
@@ -247,7 +249,9 @@ export class Topology {
     const counts = roles.map(([role, workers]) => `${workers.length} ${role}`).join(", ");
     const troubled = now.workers.filter((worker) => standing(worker)[1] !== "ok").length;
     const health = troubled ? `${troubled} not ready` : "all ready";
-    const more = now.num_workers > now.workers.length ? `, ${now.num_workers} in all` : "";
+    const isAll = now.num_workers === now.workers.length;
+    const hidden = now.workers.length > this.#known.size ? `, ${this.#known.size} are drawn` : "";
+    const more = `${isAll ? "" : `, ${now.num_workers} in all`}${hidden}`;
     const text = now.workers.length ? `${counts}${more}; ${health}` : "No worker is known";
     say(at("topology-summary"), text);
     say(this.#title, `Frontend with workers: ${text}`);
