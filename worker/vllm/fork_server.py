@@ -84,8 +84,10 @@ def forking(role: Role) -> Generator[None]:
         yield
     finally:
         starts.get_mp_context = stock
-        os.kill(server, signal.SIGTERM)  # else it ends with this process
-        os.waitpid(server, 0)
+        # It ends with this process anyway. By SIGKILL: it may be stopped, or gone.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
 
 
 def _may_fork(role: Role) -> bool:
