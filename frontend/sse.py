@@ -11,15 +11,11 @@ write where the frontend keeps up, several where steps have piled up meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
 from .access_log import Counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = [
     "DONE",
