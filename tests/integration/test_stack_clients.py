@@ -274,6 +274,8 @@ async def test_the_page_has_both_engines(pair: Up) -> None:
         "num_requests_running",
         "kv_cache_usage_perc",
         "prefix_cache_hits_total",
+        "num_preemptions_total",  # of the dashboard and the alerts, as the next
+        "nixl_num_kv_expired_reqs_total",
     ):
         assert set(values[f"vllm:{name}"]) == engines
 
