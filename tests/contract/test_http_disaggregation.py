@@ -34,11 +34,12 @@ async def complete(served: Stack, prompt: list[int], **fields: Any) -> Reply:
 
 
 async def placed(served: Stack) -> dict[str, int]:
-    """Return the count of each place."""
+    """Return the count of each place that had any."""
     text = (await served.get("/metrics")).text
     name = "tokenwire_prompts_placed_total{place="
     lines = [line for line in text.splitlines() if line.startswith(name)]
-    return {line.split('"')[1]: int(float(line.split()[1])) for line in lines}
+    counts = {line.split('"')[1]: int(float(line.split()[1])) for line in lines}
+    return {place: count for place, count in counts.items() if count}
 
 
 def prefill_worker(reply: Reply) -> str | None:
