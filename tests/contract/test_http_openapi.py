@@ -138,6 +138,7 @@ def variants(path: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.untraced  # what it asks, other tests ask, too
 async def test_all_answers_are_as_the_document_says(tiny_model: Path) -> None:
     """Each endpoint, stream, selector and placement; and no described key is invented."""
     seen: set[tuple[str, str]] = set()
