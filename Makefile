@@ -74,11 +74,12 @@ setup-dev:  ## Install what tests and checks need.
 setup-clients:  ## Install other people's clients, for the tests, into .venv-clients.
 	@VENV=$(CLIENTS_VENV) scripts/setup.sh clients
 
-model: setup-sim  ## Build the demo model into the user's cache and print its path.
+model:  ## Build the demo model into the user's cache and print its path.
+	@$(SETUP) model
 	@$(DEMO_MODEL)
 
 run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS PROCESSES MODEL ...
-	@$(SETUP) $(if $(filter vllm,$(ENGINE)),$(EXTRA))
+	@$(SETUP) $(if $(filter vllm,$(ENGINE)),$(EXTRA)) $(if $(MODEL),,model)
 	@model='$(MODEL)'; [[ -n $$model ]] || model=$$($(DEMO_MODEL)); \
 	exec $(BIN)/tokenwire-up --engine '$(ENGINE)' --model "$$model" --port '$(PORT)' \
 		$(if $(SERVED_MODEL_NAME),--served-model-name '$(SERVED_MODEL_NAME)') \

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Bring the virtual environment up to date: setup.sh [cpu | gpu] [dev] [browser] [otel],
-# or setup.sh clients
+# Bring the virtual environment up to date: setup.sh [cpu | gpu] [model] [dev] [browser]
+# [otel], or setup.sh clients
 #
 #   base     (always) tokenwire, with all that the simulated engine needs; no torch
 #   cpu      the vLLM engine for CPUs, pinned
 #   gpu      the vLLM engine for CUDA, as pip resolves it
+#   model    what makes the demo model
 #   dev      tests and checks
 #   browser  what drives a browser, for the tests of the live page
 #   otel     traces, without an engine that brings them
@@ -48,6 +49,7 @@ digest() { # of what the part $1 is made from
     case $1 in
         base) files+=(pyproject.toml requirements/base.lock) ;;
         gpu) files+=(pyproject.toml) ;;
+        model) files+=(requirements/dev.lock) ;;
         *) files+=("requirements/$1.lock") ;;
     esac
     { pwd && cat "${files[@]}"; } | sha256sum | cut -d' ' -f1
@@ -141,6 +143,12 @@ install_gpu() {
     pip install --quiet --editable '.[gpu]'
 }
 
+install_model() {
+    "$VENV/bin/python" -c 'import numpy' 2>/dev/null && return # an engine brings its own
+    say "installing what makes the demo model"
+    pip install --quiet --no-compile --no-deps "$(grep '^numpy==' requirements/dev.lock)"
+}
+
 install_dev() {
     say "installing the tools of tests and checks"
     install_lock requirements/dev.lock
@@ -168,9 +176,9 @@ missing=()
 for part; do
     case $part in
         base) ;;
-        cpu | gpu | dev | browser | otel) parts+=("$part") ;;
+        cpu | gpu | model | dev | browser | otel) parts+=("$part") ;;
         clients) parts=(clients) ;;
-        *) fail "no part is called $part: base, cpu, gpu, dev, browser, otel, clients" ;;
+        *) fail "no part is called $part: base, cpu, gpu, model, dev, browser, otel, clients" ;;
     esac
 done
 [[ ${parts[0]} == base || $# == 1 ]] || fail "clients have an environment of their own"
