@@ -94,6 +94,7 @@ def serving_text(
         [
             "",
             f"tokenwire serves {model} at {url} (after {elapsed_s:.0f} s)",
+            f"  Live page: {url}/ui",
             "  Metrics:",
             *addresses,
             f"  Logs: {log_folder}",
