@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hmac
 import logging
-import os
 import time
 
 from tokenwire.protocol.api_keys import ApiKey, digest_of, read_api_keys
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.keys import KeyFileError, file_version
 
 __all__ = ["ApiKeys", "bearer"]
 
@@ -79,8 +78,7 @@ def bearer(authorization: str | None) -> str:
 
 def _version(path: str) -> tuple[int, int, int]:
     try:
-        status = os.stat(path)
+        return file_version(path)
     except OSError as error:
         msg = f"the API keys {path}: {error.strerror or error}"
         raise KeyFileError(msg) from error
-    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from tokenwire.protocol.keys import file_version
 from tokenwire.protocol.settings import tcp_endpoint
 
 from .config import Config
@@ -74,8 +74,7 @@ async def _watch_file(file: Path, found: Found) -> None:
     complaint = ""
     while True:
         try:
-            status = os.stat(file)
-            version = (status.st_mtime_ns, status.st_size, status.st_ino)
+            version = file_version(file)
             if version != seen:
                 found(parse_workers_file(file.read_bytes()))  # noqa: ASYNC240 - a few kB
                 seen, complaint = version, ""

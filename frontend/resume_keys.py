@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenwire.protocol.keys import KeyFileError, key_lines
+from tokenwire.protocol.keys import KeyFileError, file_version, key_lines
 
 from .checkpoint import Checkpoint, Integrity, canonical_json
 from .resume_errors import checkpoint_forbidden
@@ -160,10 +160,9 @@ class ResumeKeys:
 
 def _version(path: str) -> tuple[int, int, int]:
     try:
-        status = os.stat(path)
+        return file_version(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(path: str) -> dict[str, _Key]:

@@ -15,7 +15,7 @@ import time
 
 import msgspec
 
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.keys import KeyFileError, file_version
 
 __all__ = ["Tls", "TlsFiles"]
 
@@ -82,11 +82,10 @@ def _versions(files: TlsFiles) -> list[tuple[int, int, int]]:
     versions: list[tuple[int, int, int]] = []
     for path in filter(None, (files.cert, files.key, files.client_ca)):
         try:
-            status = os.stat(path)
+            versions.append(file_version(path))
         except OSError as error:
             msg = f"TLS: {path}: {error.strerror or error}"
             raise KeyFileError(msg) from error
-        versions.append((status.st_mtime_ns, status.st_size, status.st_ino))
     return versions
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "KeyFiles",
     "KeyList",
     "abbreviated",
+    "file_version",
     "key_lines",
     "read_secret_key",
     "stays_here",
@@ -117,10 +118,19 @@ class KeyList:
 
     def _version(self) -> tuple[int, int, int]:
         try:
-            status = os.stat(self.path)
+            return file_version(self.path)
         except OSError as error:
             raise _unreadable(self.path, error) from error
-        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def file_version(path: str | Path) -> tuple[int, int, int]:
+    """Return what another file, or other contents, at *path* would have otherwise.
+
+    Raises:
+        OSError: There is none that can be looked at.
+    """
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def read_secret_key(path: str) -> str:
