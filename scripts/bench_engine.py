@@ -6,8 +6,9 @@ arms take turns within each repeat, so that what else the machine does hits all 
 
 1. ``vllm serve``, an aggregated tokenwire, and one prefill and one decode worker of
    tokenwire, all loaded at once; and an aggregated one whose engine has the two processes
-   that vLLM gives each engine on a CPU, where tokenwire gives it one: output tokens/s, time to first token, inter-token latency,
-   and CPU per output token of all of a server's processes, at 1, 8 and 32 streams.
+   that vLLM gives each engine on a CPU, where tokenwire gives it one: output tokens/s, time
+   to first token, inter-token latency, and CPU per output token of all of a server's
+   processes, at 1, 8 and 32 streams.
    ``vllm serve`` takes two turns in each repeat: how far it is from itself is the noise.
    A ratio is the median of each repeat's own.
 2. Two aggregated workers behind two frontends, one with ``--routing kv``, one with
@@ -241,7 +242,7 @@ async def beside_vllm(client: Client, model: str, repeats: int) -> list[Arm]:
                     num_tokens = num_prompts * OUTPUT_TOKENS
                     result["cpu_ms"] = 1_000 * (cpu_s(pids) - before_s) / num_tokens
                     for figure in MEASURED if repeat >= 0 else ():
-                        arm.add(f"{streams} streams", figure, result[figure])
+                        arm.add(load_of(streams), figure, result[figure])
         return arms
 
 
@@ -279,7 +280,7 @@ async def by_routing(client: Client, model: str, repeats: int) -> list[Arm]:
                 )
                 if repeat < 0:
                     continue
-                load = f"{PREFIX_STREAMS} streams"
+                load = load_of(PREFIX_STREAMS)
                 for figure in ("output_throughput", "median_ttft_ms"):
                     arm.add(load, figure, result[figure])
                 share = (found_tokens(arm.url) - before) / result["total_input_tokens"]
@@ -328,6 +329,11 @@ def tables(servers: list[Arm], routings: list[Arm], repeats: int) -> str:
         ratio = f"{one / other:.2f}" if other else "-"
         lines.append(f"| {names[figure]} | {one:.1f} | {other:.1f} | {ratio} |")
     return "\n".join(lines)
+
+
+def load_of(streams: int) -> str:
+    """Return what a load is called."""
+    return "1 stream" if streams == 1 else f"{streams} streams"
 
 
 def _spread(ratios: list[float]) -> str:

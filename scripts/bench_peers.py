@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from peers_arms import ARMS, PACED_STEP_S, Arm, model_folder
+from peers_arms import ARMS, MOCKERS_STEP_S, PACED_STEP_S, Arm, model_folder
 from peers_figures import BRISK_STEP_S, SLOW_STEP_S, Figures, Measure
 from peers_plot import bars
 from peers_table import FIGURES, full_title, page, with_added
@@ -80,18 +80,27 @@ class Run:
             ("saturated", lambda: measure.saturated(ids=False)),
             ("long prompts", measure.long_prompts),
         ]
+        near: list[Step] = [("6 ms step", lambda: measure.paced("near", ids=False))]
         paced: list[Step] = [
-            ("10 ms step", lambda: measure.paced(ids=False)),
+            ("10 ms step", lambda: measure.paced("paced", ids=False)),
             ("inter-token", measure.inter_token),
         ]
         if arm.ids is not None:
             fast.insert(4, ("saturated, ids", lambda: measure.saturated(ids=True)))
-            paced.insert(1, ("10 ms step, ids", lambda: measure.paced(ids=True)))
+            near.append(("6 ms step, ids", lambda: measure.paced("near", ids=True)))
+            paced.insert(
+                1, ("10 ms step, ids", lambda: measure.paced("paced", ids=True))
+            )
         slow: list[Step] = [
             ("1,000 streams", lambda: measure.open_streams(1_000)),
             ("5,000 streams", lambda: measure.open_streams(5_000)),
         ]
-        stages = [(0.0, fast), (PACED_STEP_S, paced), (SLOW_STEP_S, slow)]
+        stages = [
+            (0.0, fast),
+            (MOCKERS_STEP_S, near),
+            (PACED_STEP_S, paced),
+            (SLOW_STEP_S, slow),
+        ]
         if arm.keeps_up:
             stages.insert(1, (BRISK_STEP_S, [("1 ms step", measure.brisk)]))
         running = False

@@ -94,6 +94,7 @@ def stack(
     processes: int = 1,
     frontend_cores: str = "",
     max_num_seqs: int = 1_024,
+    blocks_per_seq: int = BLOCKS_PER_SEQ,
 ) -> Generator[Stack]:
     """Run a worker with the given step and a frontend, and wait until it serves.
 
@@ -110,7 +111,7 @@ def stack(
         *("--model", model, "--served-model-name", MODEL_NAME),
         *("--listen", "tcp://127.0.0.1:0", "--announce", str(announce)),
         *("--", "--step-ms", step_ms, "--prefill-tokens-per-s", "0"),
-        *("--num-blocks", str(BLOCKS_PER_SEQ * max_num_seqs)),
+        *("--num-blocks", str(blocks_per_seq * max_num_seqs)),
         *("--max-num-seqs", str(max_num_seqs)),
     ]
     if processes > 1 or frontend_cores:

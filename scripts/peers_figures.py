@@ -105,11 +105,16 @@ class Measure:
             taken["tokens_per_s_per_core"] = rate / busy if busy else 0.0
         return taken
 
-    def paced(self, *, ids: bool) -> Figures:
-        """Return CPU per token at the arm's paced step."""
-        taken = self._streamed("paced_ids" if ids else "paced", ids=ids)
+    def paced(self, name: str, *, ids: bool) -> Figures:
+        """Return CPU per token at the engine's step.
+
+        Args:
+            name: What the figures' keys begin with.
+            ids: Whether the token ids are asked for.
+        """
+        taken = self._streamed(f"{name}_ids" if ids else name, ids=ids)
         if not ids:
-            taken["paced_step_ms"] = 1e3 * STREAMS / taken["paced_rate"]
+            taken[f"{name}_step_ms"] = 1e3 * STREAMS / taken[f"{name}_rate"]
         return taken
 
     def brisk(self) -> Figures:

@@ -1,7 +1,8 @@
 """Run a frontend under every kind of request for minutes; fail if its memory grows.
 
 `make soak` (or ``python scripts/soak.py --minutes 10``). The first third warms up: caches
-fill to their bounds. Then the resident memory may grow by the share given, no more.
+fill to their bounds; the index of what the worker has cached must grow no more after it.
+Then the resident memory may grow by the share given, no more.
 
 With ``--streams 5000`` so many streams are open beside all that, at two tokens a second
 each; the resident memory must then stay under the limit given, too.
@@ -20,20 +21,24 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from bench_load import Counter, connections
 from bench_processes import MODEL_NAME, Stack, rss_mib, stack
+from prometheus_client.parser import text_string_to_metric_families
 
 from tokenwire.protocol.process import raise_file_limit
 
 NUM_CLIENTS = 16
 TOKENS, SLOW_TOKENS = 50, 4  # of most requests; beside streams, whose steps are slow
 LOOK_S = 5.0
+LOOKS_PER_LINE = 6
 STREAM_STEP_MS = "500"  # of many streams: their events are not what is looked at
 OPEN_EVERY_S = 0.002  # one stream: a worker that stands back must keep its heartbeat
 LEAST_TOKENS = 60  # of a stream
+BLOCKS_PER_SEQ = 16  # of 16 tokens: more than a stream has, and full in the first third
+STEADY = 0.95  # of the most that the index ever has, which it must have when warm
 
 _random = random.Random(5)
 
@@ -109,24 +114,35 @@ async def open_streams(running: Stack, number: int) -> AsyncGenerator[None]:
         sys.exit("soak: streams have ended early")
 
 
-async def soak(running: Stack, minutes: float, num_streams: int) -> list[float]:
-    """Return the resident memory in MiB, looked at every few seconds."""
+class Look(NamedTuple):
+    """What a frontend held at one time."""
+
+    mib: float  # resident
+    num_blocks: float  # in the index of what its worker has cached
+
+
+async def soak(running: Stack, minutes: float, num_streams: int) -> list[Look]:
+    """Return what the frontend held, looked at every few seconds."""
     async with open_streams(running, num_streams):
         max_tokens = SLOW_TOKENS if num_streams else TOKENS
         return await all_kinds(running, minutes, max_tokens)
 
 
-async def all_kinds(running: Stack, minutes: float, max_tokens: int) -> list[float]:
-    """Send every kind of request; return the resident memory, every few seconds."""
+async def all_kinds(running: Stack, minutes: float, max_tokens: int) -> list[Look]:
+    """Send every kind of request; return what the frontend held, every few seconds."""
     until = time.monotonic() + minutes * 60
-    sizes: list[float] = []
+    looks: list[Look] = []
+    url = f"http://127.0.0.1:{running.port}"
 
     async def look() -> None:
         while time.monotonic() < until:
-            sizes.append(rss_mib(running.frontend_pid))
+            async with session.get(f"{url}/metrics") as answer:
+                num_blocks = index_blocks(await answer.text())
+            looks.append(Look(rss_mib(running.frontend_pid), num_blocks))
+            if len(looks) % LOOKS_PER_LINE == 1:
+                print(f"{looks[-1].mib:.1f} MiB, {num_blocks:.0f} blocks", flush=True)
             await asyncio.sleep(LOOK_S)
 
-    url = f"http://127.0.0.1:{running.port}"
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
         tasks.create_task(look())
         clients = [
@@ -134,7 +150,17 @@ async def all_kinds(running: Stack, minutes: float, max_tokens: int) -> list[flo
             for _ in range(NUM_CLIENTS)
         ]
     print(f"{sum(task.result() for task in clients)} requests")
-    return sizes
+    return looks
+
+
+def index_blocks(page: str) -> float:
+    """Return how many blocks the index of a frontend with this metrics page has."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "tokenwire_kv_index_blocks"
+    )
 
 
 def main() -> int:
@@ -154,16 +180,22 @@ def main() -> int:
     seqs = max(1_024, given.streams + given.streams // 8)
     with (
         tempfile.TemporaryDirectory() as folder,
-        stack(given.model, step_ms, cores, Path(folder), max_num_seqs=seqs) as running,
+        stack(
+            *(given.model, step_ms, cores, Path(folder)),
+            max_num_seqs=seqs,
+            blocks_per_seq=BLOCKS_PER_SEQ,
+        ) as running,
     ):
-        sizes = asyncio.run(soak(running, given.minutes, given.streams))
-    warm = sizes[len(sizes) // 3 :]
+        looks = asyncio.run(soak(running, given.minutes, given.streams))
+    warm = looks[len(looks) // 3 :]
     quarter = max(1, len(warm) // 4)
-    before, after = (max(part) for part in (warm[:quarter], warm[-quarter:]))
+    before, after = (max(part).mib for part in (warm[:quarter], warm[-quarter:]))
     print(
         f"{MODEL_NAME}: {before:.1f} MiB after warming up, {after:.1f} MiB at the end"
     )
-    is_small = max(sizes) <= given.limit_mib
+    if warm[0].num_blocks < STEADY * max(look.num_blocks for look in looks):
+        sys.exit("soak: the index still grew after a third of the time: give it more")
+    is_small = max(looks).mib <= given.limit_mib
     return 0 if is_small and after <= before * (1 + given.growth) else 1
 
 
