@@ -1,4 +1,4 @@
-"""Write the table of alerts in docs/troubleshooting.md, from the rules themselves.
+"""Write the runbooks of docs/troubleshooting.md, from the alert rules themselves.
 
 `make docs` runs this.
 """
@@ -28,22 +28,28 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def rendered() -> str:
-    """Return the page with its table as it should be."""
-    lines = ["| alert | means | do |", "| --- | --- | --- |"]
+    """Return the page with its sections as they should be: each alert's link leads to one."""
+    lines: list[str] = []
     for rule in alerts():
         notes = rule["annotations"]
-        name = f"`{rule['alert']}` ({rule['labels']['severity']})"
-        lines.append(f"| {name} | {_cell(notes['description'])} | {_runbook(notes)} |")
+        severity = rule["labels"]["severity"].capitalize()
+        lines += [f"### {rule['alert']}", ""]
+        lines += [f"{severity}. {_text(notes['description'])}", ""]
+        lines += [f"**Do:** {_linked(_text(notes['runbook']))}", ""]
     return replaced(PAGE.read_text(), "alerts", "\n".join(lines))
 
 
-def _runbook(notes: dict[str, str]) -> str:
-    """Return what to do, with links to the pages that are named."""
-    return re.sub(r"docs/(\w+\.md)", r"[\1](\1)", _cell(notes["runbook"]))
+def _linked(text: str) -> str:
+    """Return what to do, with links to the pages and alerts that are named."""
+    names = "|".join(rule["alert"] for rule in alerts())
+    text = re.sub(
+        rf"\b({names})\b", lambda name: f"[{name[0]}](#{name[0].lower()})", text
+    )
+    return re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text)
 
 
-def _cell(text: str) -> str:
-    return VALUE.sub("…", " ".join(text.split())).replace("|", "\\|")
+def _text(text: str) -> str:
+    return VALUE.sub("…", " ".join(text.split()))
 
 
 def main() -> None:

@@ -188,6 +188,22 @@ def check_notes(report: Report, tools: Tools) -> None:
     report("the notes name a Service for each model", wrong)
 
 
+def check_runbooks(report: Report, tools: Tools) -> None:
+    """See that alerts lead to the documents that the values name."""
+    values = CHART / "ci" / EVERYTHING
+    url: str = yaml.safe_load(values.read_text())["monitoring"]["docsUrl"]
+    (rules,) = of_kind(manifests_of(render(tools.helm, values)), "PrometheusRule")
+    wrong = [
+        f"{rule['alert']} leads to {link}"
+        for group in rules["spec"]["groups"]
+        for rule in group["rules"]
+        if not (link := rule["annotations"]["runbook_url"]).startswith(
+            f"{url}troubleshooting.md#"
+        )
+    ]
+    report("alerts lead to their runbooks", wrong)
+
+
 def check_secrets(report: Report, tools: Tools) -> None:
     """Make the secrets of docs/security.md with kubectl; pods must find their keys in them."""
     commands = re.findall(
@@ -263,6 +279,7 @@ def main() -> int:
     check_everything(report, tools)
     check_refusals(report, tools)
     check_notes(report, tools)
+    check_runbooks(report, tools)
     check_secrets(report, tools)
     if options.model is not None:
         manifests = manifests_of(render(tools.helm, CHART / "ci" / SIM))
