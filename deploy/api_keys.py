@@ -20,7 +20,7 @@ from tokenwire.protocol.api_keys import (
     make_key,
     read_api_keys,
 )
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.files import UnusableFile
 from tokenwire.protocol.settings import SettingsParser
 
 __all__ = ["add_key", "main"]
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     limits = KeyLimits(**{name: getattr(given, name) for name in LIMITS.values()})
     try:
         print(add_key(Path(given.file), given.name, limits))
-    except KeyFileError as error:
+    except UnusableFile as error:
         sys.exit(f"tokenwire-keys: {error}")
     except OSError as error:
         sys.exit(f"tokenwire-keys: {given.file}: {error.strerror or error}")
@@ -74,7 +74,7 @@ def add_key(path: Path, name: str, limits: KeyLimits) -> str:
     A name that is there already keeps its limits if none are given.
 
     Raises:
-        KeyFileError: The file holds something else, or the name with other limits.
+        UnusableFile: The file holds something else, or the name with other limits.
         OSError: It cannot be written.
     """
     there = read_api_keys(str(path)) if path.exists() else ()
@@ -85,7 +85,7 @@ def add_key(path: Path, name: str, limits: KeyLimits) -> str:
         msg = (
             f"{path} has {name} with other limits: change them there, then add the key"
         )
-        raise KeyFileError(msg)
+        raise UnusableFile(msg)
     key = make_key()
     line = f"{line_of(ApiKey(name, digest_of(key), limits))}\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, MODE)

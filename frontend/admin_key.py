@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hmac
 import os
-import stat
-from pathlib import Path
 
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.files import UnusableFile, read_file
 
 __all__ = ["KEY_VARIABLE", "AdminKey"]
 
@@ -34,23 +32,20 @@ class AdminKey:
         """Return the key in the file *path*, else the variable's, else none.
 
         Raises:
-            KeyFileError: The file cannot be read, or by everyone; or the key is too short.
+            UnusableFile: The file cannot be read, or by everyone; or the key is too short.
         """
         source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE) or None
         if path is not None:
             source = path
+            data = read_file("admin key file", path, MAX_KEY_BYTES, denied="r")
             try:
-                with Path(path).open("rb") as file:
-                    if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
-                        msg = f"{path} can be read by everyone: chmod 600 {path}"
-                        raise KeyFileError(msg)
-                    key = file.read(MAX_KEY_BYTES + 1).decode().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                msg = f"the admin key cannot be read from {path}: {error}"
-                raise KeyFileError(msg) from error
+                key = data.decode().strip()
+            except UnicodeDecodeError as error:
+                msg = f"the admin key in {path} is no text"
+                raise UnusableFile(msg) from error
         if key is not None and not MIN_KEY_CHARS <= len(key) <= MAX_KEY_BYTES:
             msg = f"the admin key in {source} must have {MIN_KEY_CHARS} characters or more"
-            raise KeyFileError(msg)
+            raise UnusableFile(msg)
         return cls(key)
 
     @property

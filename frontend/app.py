@@ -14,7 +14,8 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from tokenwire.protocol.keys import INSECURE, KeyFileError, stays_here
+from tokenwire.protocol.files import UnusableFile
+from tokenwire.protocol.keys import INSECURE, stays_here
 from tokenwire.protocol.logs import exits_as_lines, log_as
 from tokenwire.protocol.process import num_files, raise_file_limit
 from tokenwire.protocol.tracing import Tracing, start_tracing
@@ -113,7 +114,7 @@ def _run(config: Config, share: Share | None, tracing: Tracing | None) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         keys = Keys.read(config)
-    except KeyFileError as error:
+    except UnusableFile as error:
         sys.exit(f"tokenwire-frontend: {error}")
     if config.keys.insecure_plaintext:
         _log.warning(INSECURE)

@@ -10,18 +10,24 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
-from tokenwire.protocol.keys import file_version
+from tokenwire.protocol.files import UnusableFile, read_file
 from tokenwire.protocol.settings import tcp_endpoint
+from tokenwire.protocol.watched import Watched
 
 from .config import Config
 
 __all__ = ["WorkersFile", "discover", "parse_workers_file"]
 
 _log = logging.getLogger(__name__)
+
+_KIND = "workers file"
+
+MAX_FILE_BYTES = 1024 * 1024
+"""Of a workers file: half a KiB for each of the workers that a frontend uses."""
 
 FILE_POLL_S = 0.5
 """How often the workers file is looked at: a ``stat`` call."""
@@ -62,28 +68,28 @@ def parse_workers_file(data: bytes) -> list[str]:
 async def discover(config: Config, found: Found) -> None:
     """Report endpoints to *found* until cancelled."""
     if config.workers_file is not None:
-        await _watch_file(Path(config.workers_file), found)
+        await _watch_file(config.workers_file, found)
     elif config.workers_dns is not None:
         await _watch_name(config.workers_dns, found)
     else:
         found(list(config.workers))
 
 
-async def _watch_file(file: Path, found: Found) -> None:
-    seen: tuple[int, int, int] | None = None
-    complaint = ""
+async def _watch_file(path: str, found: Found) -> None:
+    file = Watched(_KIND, [path], partial(_read_workers, path))
     while True:
-        try:
-            version = file_version(file)
-            if version != seen:
-                found(parse_workers_file(file.read_bytes()))  # noqa: ASYNC240 - a few kB
-                seen, complaint = version, ""
-        except (OSError, ValueError) as error:
-            # What was known stays: a half-written file must not empty the pool.
-            if str(error) != complaint:
-                complaint = str(error)
-                _log.warning("workers file %s: %s", file, complaint)
+        endpoints = file.changed()
+        if endpoints is not None:
+            found(endpoints)
         await asyncio.sleep(FILE_POLL_S)
+
+
+def _read_workers(path: str) -> list[str]:
+    try:
+        return parse_workers_file(read_file(_KIND, path, MAX_FILE_BYTES))
+    except ValueError as error:
+        msg = f"workers file {path}: {error}"
+        raise UnusableFile(msg) from error
 
 
 async def _watch_name(name_and_port: str, found: Found) -> None:

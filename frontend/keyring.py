@@ -40,7 +40,7 @@ class Keyring:
         """Return the keyring in *files*.
 
         Raises:
-            KeyFileError: One of them cannot be used.
+            UnusableFile: One of them cannot be used.
         """
         if files.is_plaintext:
             return cls(insecure_plaintext=files.insecure_plaintext)

@@ -30,7 +30,7 @@ class Keys:
         """Return the keys in the operator's files.
 
         Raises:
-            KeyFileError: One of them cannot be used.
+            UnusableFile: One of them cannot be used.
         """
         access = config.access
         return cls(

@@ -13,13 +13,13 @@ import binascii
 import hashlib
 import hmac
 import logging
-import os
-import stat
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
-from tokenwire.protocol.keys import KeyFileError, file_version, key_lines
+from tokenwire.protocol.files import UnusableFile, read_file
+from tokenwire.protocol.keys import key_lines
+from tokenwire.protocol.watched import Watched
 
 from .checkpoint import Checkpoint, Integrity, canonical_json
 from .resume_errors import checkpoint_forbidden
@@ -27,6 +27,8 @@ from .resume_errors import checkpoint_forbidden
 __all__ = ["ResumeKeys"]
 
 _log = logging.getLogger(__name__)
+
+_KIND = "resume key file"
 
 MIN_KEY_BYTES = 16
 """Shorter ones can be guessed. 32, as many as the hash has, are as good as any number."""
@@ -75,15 +77,14 @@ class ResumeKeys:
         """Read *path*, if there is one.
 
         Raises:
-            KeyFileError: It cannot be read, or by everyone, or holds something else.
+            UnusableFile: It cannot be read, or by everyone, or holds something else.
         """
         self._path = path
-        self._complaint = ""
-        self._seen: tuple[int, int, int] | None = None
+        self._file: Watched[dict[str, _Key]] | None = None
         self._keys: dict[str, _Key] = {}
         if path is not None:
-            self._seen = _version(path)
-            self._keys = _read(path)
+            self._file = Watched(_KIND, [path], partial(_read, path))
+            self._keys = self._file.read()
 
     @property
     def key_ids(self) -> list[str]:
@@ -95,22 +96,10 @@ class ResumeKeys:
 
         One that cannot be used any more changes nothing: what was read before counts.
         """
-        path = self._path
-        if path is None:
-            return
-        try:
-            version = _version(path)
-            if version == self._seen:
-                return
-            keys = _read(path)
-        except KeyFileError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _log.error("%s; the keys read before stay in use", error)
-            return
-        self._seen, self._complaint = version, ""
-        self._keys = keys
-        _log.info("%s has changed: %s signs", path, self.key_ids[0])
+        keys = None if self._file is None else self._file.changed()
+        if keys is not None:
+            self._keys = keys
+            _log.info("%s has changed: %s signs", self._path, self.key_ids[0])
 
     def signed(self, checkpoint: Checkpoint, authorization: str | None) -> Checkpoint:
         """Return *checkpoint*, signed for the client with this header, if there is a key."""
@@ -158,25 +147,8 @@ class ResumeKeys:
             raise checkpoint_forbidden(msg)
 
 
-def _version(path: str) -> tuple[int, int, int]:
-    try:
-        return file_version(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
 def _read(path: str) -> dict[str, _Key]:
-    try:
-        with Path(path).open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & stat.S_IRWXO:
-                msg = f"{path} is open to everyone: chmod 600 {path}"
-                raise KeyFileError(msg)
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if len(data) > MAX_FILE_BYTES:
-        msg = f"{path} is above {MAX_FILE_BYTES} bytes: it is no file of keys"
-        raise KeyFileError(msg)
+    data = read_file(_KIND, path, MAX_FILE_BYTES, denied="rwx")
     keys: dict[str, _Key] = {}
     for number, text in key_lines(data):
         secret = _secret(text)
@@ -186,12 +158,12 @@ def _read(path: str) -> dict[str, _Key]:
                 f"line {number} of {path} is no key of {MIN_KEY_BYTES} bytes or more in "
                 "hexadecimal or base64"
             )
-            raise KeyFileError(msg)
+            raise UnusableFile(msg)
         key = _Key(secret)
         keys[key.key_id] = key
     if not 1 <= len(keys) <= MAX_KEYS:
         msg = f"{path} holds {len(keys)} keys; one signs, and one more may be believed"
-        raise KeyFileError(msg)
+        raise UnusableFile(msg)
     return keys
 
 
@@ -209,7 +181,3 @@ def _secret(text: str) -> bytes | None:
 def _base64(text: str) -> bytes:
     plain = text.replace("-", "+").replace("_", "/")  # of the alphabet for URLs
     return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
-
-
-def _unreadable(path: str, error: OSError) -> KeyFileError:
-    return KeyFileError(f"the resume keys {path}: {error.strerror or error}")

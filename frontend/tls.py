@@ -11,18 +11,16 @@ import logging
 import os
 import ssl
 import stat
-import time
+from functools import partial
 
 import msgspec
 
-from tokenwire.protocol.keys import KeyFileError, file_version
+from tokenwire.protocol.files import UnusableFile
+from tokenwire.protocol.watched import LOOK_S, Watched
 
 __all__ = ["Tls", "TlsFiles"]
 
 _log = logging.getLogger(__name__)
-
-LOOK_S = 1.0
-"""How often the files are looked at, while connections come: three system calls."""
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
@@ -40,53 +38,29 @@ class Tls:
         """Read *files*.
 
         Raises:
-            KeyFileError: One of them cannot be used.
+            UnusableFile: One of them cannot be used.
         """
-        self._files = files
-        self._complaint = ""
-        self._looked_at = time.monotonic()
-        self._seen = _versions(files)
-        self._context = _context(files)
+        self._cert = files.cert
+        paths = [path for path in (files.cert, files.key, files.client_ca) if path]
+        self._files = Watched("TLS file", paths, partial(_context, files))
+        self._context = self._files.read()
         if os.stat(files.key).st_mode & stat.S_IROTH:
             _log.warning("%s can be read by every user: chmod o-r it", files.key)
 
     def context(self) -> ssl.SSLContext:
         """Return what a new connection is opened with."""
-        now = time.monotonic()
-        if now - self._looked_at >= LOOK_S:
-            self._looked_at = now
-            self.refresh()
+        self.refresh(LOOK_S)
         return self._context
 
-    def refresh(self) -> None:
-        """Read the files again if one has changed; what cannot be used changes nothing.
+    def refresh(self, every_s: float = 0.0) -> None:
+        """Read the files again if one has changed; see ``Watched.changed``.
 
         A certificate and its key may be replaced one after the other.
         """
-        try:
-            versions = _versions(self._files)
-            if versions == self._seen:
-                return
-            context = _context(self._files)
-        except KeyFileError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _log.error("%s; the certificate read before stays in use", error)
-            return
-        self._seen, self._complaint = versions, ""
-        self._context = context
-        _log.info("%s has been read again", self._files.cert)
-
-
-def _versions(files: TlsFiles) -> list[tuple[int, int, int]]:
-    versions: list[tuple[int, int, int]] = []
-    for path in filter(None, (files.cert, files.key, files.client_ca)):
-        try:
-            versions.append(file_version(path))
-        except OSError as error:
-            msg = f"TLS: {path}: {error.strerror or error}"
-            raise KeyFileError(msg) from error
-    return versions
+        context = self._files.changed(every_s)
+        if context is not None:
+            self._context = context
+            _log.info("%s has been read again", self._cert)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
@@ -99,12 +73,12 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(files.cert, files.key, password=lambda: "")
     except (OSError, ValueError) as error:
         msg = f"TLS: {files.cert} and {files.key} are no certificate with its key: {error}"
-        raise KeyFileError(msg) from error
+        raise UnusableFile(msg) from error
     if files.client_ca is not None:
         try:
             context.load_verify_locations(files.client_ca)
         except OSError as error:
             msg = f"TLS: {files.client_ca} has no certificates of authorities: {error}"
-            raise KeyFileError(msg) from error
+            raise UnusableFile(msg) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context

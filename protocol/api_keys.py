@@ -11,16 +11,15 @@ be guessed backwards.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
-import stat
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from .keys import KeyFileError, key_lines
+from .files import UnusableFile, read_file
+from .keys import key_lines
 
 __all__ = [
+    "API_KEY_FILE",
     "LIMITS",
     "MAX_LIMIT",
     "NAME_FORM",
@@ -31,6 +30,8 @@ __all__ = [
     "make_key",
     "read_api_keys",
 ]
+
+API_KEY_FILE = "API key file"
 
 PREFIX = "tw-"
 """Of every key: who finds one in a log or a repository sees what it is."""
@@ -100,21 +101,10 @@ def read_api_keys(path: str) -> tuple[ApiKey, ...]:
     """Return the keys in the file *path*.
 
     Raises:
-        KeyFileError: It cannot be read, or may be written by everyone, or holds
+        UnusableFile: It cannot be read, or may be written by everyone, or holds
             something else.
     """
-    try:
-        with Path(path).open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
-                msg = f"everyone may write API keys into {path}: chmod o-w {path}"
-                raise KeyFileError(msg)
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        msg = f"the API keys {path}: {error.strerror or error}"
-        raise KeyFileError(msg) from error
-    if len(data) > MAX_FILE_BYTES:
-        msg = f"{path} is above {MAX_FILE_BYTES} bytes: it is no file of API keys"
-        raise KeyFileError(msg)
+    data = read_file(API_KEY_FILE, path, MAX_FILE_BYTES, denied="w")
     keys: list[ApiKey] = []
     limits: dict[str, KeyLimits] = {}
     for number, text in key_lines(data):
@@ -122,11 +112,11 @@ def read_api_keys(path: str) -> tuple[ApiKey, ...]:
         key = _key(where, text)
         if limits.setdefault(key.name, key.limits) != key.limits:
             msg = f"{where} has other limits than {key.name} has above"
-            raise KeyFileError(msg)
+            raise UnusableFile(msg)
         keys.append(key)
     if len(keys) > MAX_KEYS:
         msg = f"{path} holds {len(keys)} API keys, and may hold {MAX_KEYS}"
-        raise KeyFileError(msg)
+        raise UnusableFile(msg)
     return tuple(keys)
 
 
@@ -136,14 +126,14 @@ def _key(where: str, text: str) -> ApiKey:
     if line is None:
         # Without the line itself: it may be a key that somebody forgot to hash.
         msg = f"{where} is not NAME SHA256, as `tokenwire-keys api NAME` writes it"
-        raise KeyFileError(msg)
+        raise UnusableFile(msg)
     limits: dict[str, int] = {}
     for word in words[2:]:
         name, _, value = word.partition("=")
         if name not in LIMITS or not _is_limit(value):
             known = ", ".join(f"{one}=N" for one in LIMITS)
             msg = f"{where}: behind the hash may stand {known}, with N from 1 up"
-            raise KeyFileError(msg)
+            raise UnusableFile(msg)
         limits[LIMITS[name]] = int(value)
     return ApiKey(line[1], bytes.fromhex(line[2]), KeyLimits(**limits))
 

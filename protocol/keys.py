@@ -13,16 +13,17 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+
+from .files import UnusableFile, read_file
+from .watched import Watched
 
 __all__ = [
     "INSECURE",
     "Key",
-    "KeyFileError",
     "KeyFiles",
     "KeyList",
     "abbreviated",
-    "file_version",
     "key_lines",
     "read_secret_key",
     "stays_here",
@@ -39,6 +40,8 @@ INSECURE = (
 KEY_CHARS = 40
 """32 bytes in Z85."""
 
+_KIND = "key file"
+
 MAX_KEY_FILE_BYTES = 1024 * 1024
 """Some 10,000 keys with a note each: ten times the frontends that a worker takes."""
 
@@ -51,10 +54,6 @@ _DIGITS = {
 }
 _GROUP_CHARS = 5  # of Z85, for four bytes
 _GROUP_LIMIT = 2**32
-
-
-class KeyFileError(Exception):
-    """A key file cannot be used; one sentence for the operator."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,63 +85,35 @@ class KeyList:
         """Read *path*.
 
         Raises:
-            KeyFileError: It cannot be read, or holds something else.
+            UnusableFile: It cannot be read, or holds something else.
         """
         self.path = path
-        self._seen = self._version()
-        self._complaint = ""
-        self.keys: tuple[Key, ...] = tuple(_read_keys(path))
+        self._file = Watched(_KIND, [path], partial(_read_keys, path))
+        self.keys = self._file.read()
 
     def refresh(self) -> bool:
         """Look at the file; return whether other keys count now.
 
-        A file that has become unreadable changes nothing: what was known stays, so that
-        a slip of the pen does not stop a cluster. To allow nobody, empty the file.
+        To allow nobody, empty the file: one that cannot be used changes nothing.
         """
-        try:
-            version = self._version()
-            if version == self._seen:
-                return False
-            keys = tuple(_read_keys(self.path))
-        except KeyFileError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _log.error("%s; the keys read before stay in use", error)
+        keys = self._file.changed()
+        if keys is None or keys == self.keys:
             return False
-        self._seen, self._complaint = version, ""
-        changed = keys != self.keys
         self.keys = keys
-        if changed:
-            _log.info("%s has changed: %d keys", self.path, len(keys))
-        return changed
-
-    def _version(self) -> tuple[int, int, int]:
-        try:
-            return file_version(self.path)
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
-
-
-def file_version(path: str | Path) -> tuple[int, int, int]:
-    """Return what another file, or other contents, at *path* would have otherwise.
-
-    Raises:
-        OSError: There is none that can be looked at.
-    """
-    status = os.stat(path)
-    return status.st_mtime_ns, status.st_size, status.st_ino
+        _log.info("%s has changed: %d keys", self.path, len(keys))
+        return True
 
 
 def read_secret_key(path: str) -> str:
     """Return the one key in *path*.
 
     Raises:
-        KeyFileError: It cannot be read, or does not hold exactly one key.
+        UnusableFile: It cannot be read, or does not hold exactly one key.
     """
     keys = _read_keys(path)
     if len(keys) != 1:
         msg = f"{path} holds {len(keys)} keys, a secret key file holds one"
-        raise KeyFileError(msg)
+        raise UnusableFile(msg)
     if os.stat(path).st_mode & stat.S_IROTH:
         _log.warning("%s can be read by every user: chmod 600 %s", path, path)
     return keys[0].z85
@@ -175,24 +146,16 @@ def key_lines(data: bytes) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def _read_keys(path: str) -> list[Key]:
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_KEY_FILE_BYTES + 1)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if len(data) > MAX_KEY_FILE_BYTES:
-        msg = f"{path} is above {MAX_KEY_FILE_BYTES} bytes: it is no key file"
-        raise KeyFileError(msg)
+def _read_keys(path: str) -> tuple[Key, ...]:
     keys: list[Key] = []
-    for number, text in key_lines(data):
+    for number, text in key_lines(read_file(_KIND, path, MAX_KEY_FILE_BYTES)):
         z85, _, note = text.partition(" ")
         if not _is_key(z85):
             # Without the line itself: it may be a secret key with a typing error.
             msg = f"line {number} of {path} is neither a key nor a comment"
-            raise KeyFileError(msg)
+            raise UnusableFile(msg)
         keys.append(Key(z85, note.strip()))
-    return keys
+    return tuple(keys)
 
 
 def _is_key(text: str) -> bool:
@@ -208,7 +171,3 @@ def _is_key(text: str) -> bool:
         if value >= _GROUP_LIMIT:
             return False
     return True
-
-
-def _unreadable(path: str, error: OSError) -> KeyFileError:
-    return KeyFileError(f"key file {path}: {error.strerror or error}")

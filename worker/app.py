@@ -25,7 +25,8 @@ from pathlib import Path
 
 import uvloop
 
-from tokenwire.protocol.keys import INSECURE, KeyFileError
+from tokenwire.protocol.files import UnusableFile
+from tokenwire.protocol.keys import INSECURE
 from tokenwire.protocol.logs import about, is_json, log_as
 from tokenwire.protocol.messages import (
     ADMIN,
@@ -135,7 +136,7 @@ class Worker:
             if service is not None:
                 await self._main_loop(service)
                 failed = service.dead_reason is not None
-        except (EngineStartError, KeyFileError, LinkError, OSError) as error:
+        except (EngineStartError, UnusableFile, LinkError, OSError) as error:
             self._say(f"failed: {error}")
             failed = True
         finally:

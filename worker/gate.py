@@ -74,7 +74,7 @@ class Gate:
         """Read the keys.
 
         Raises:
-            KeyFileError: A file cannot be used.
+            UnusableFile: A file cannot be used.
         """
         self._secret_key = read_secret_key(files.secret_key).encode()
         self._public_key = zmq.curve_public(self._secret_key).decode()

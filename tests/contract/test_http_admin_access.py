@@ -16,7 +16,7 @@ from support.admin import admin_get, admin_post, weights
 from support.stack import MODEL_NAME, SimWorker, Stack, frontend, stack
 from tokenwire.frontend.admin import MAX_BODY_BYTES
 from tokenwire.frontend.admin_key import KEY_VARIABLE, AdminKey
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.files import UnusableFile
 from tokenwire.protocol.messages import Role
 
 KEY = "a-key-of-enough-characters"
@@ -114,15 +114,15 @@ def test_keys_that_are_none_stop_the_start(
     """An empty or short key, or a file that cannot be read."""
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     assert not AdminKey.read(None).is_set
-    with pytest.raises(KeyFileError, match="cannot be read"):
+    with pytest.raises(UnusableFile, match="cannot read"):
         AdminKey.read(str(tmp_path / "none"))
     file = tmp_path / "short"
     file.write_text("short\n")
     file.chmod(0o604)
-    with pytest.raises(KeyFileError, match="by everyone"):
+    with pytest.raises(UnusableFile, match="to everyone"):
         AdminKey.read(str(file))
     file.chmod(0o600)
-    with pytest.raises(KeyFileError, match="16 characters or more"):
+    with pytest.raises(UnusableFile, match="16 characters or more"):
         AdminKey.read(str(file))
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     assert AdminKey.read(None).fits(f"Bearer {KEY}")

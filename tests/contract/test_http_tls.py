@@ -17,7 +17,7 @@ from support.awake import within
 from support.certificates import Certificates
 from support.stack import Stack, eventually, stack
 from tokenwire.frontend.tls import Tls, TlsFiles
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.files import UnusableFile
 
 BODY = {"prompt": [5], "max_tokens": 3, "stream": True}
 
@@ -213,7 +213,7 @@ def test_files_that_are_none_stop_the_start(
         TlsFiles(key, cert),
         TlsFiles(cert, key, client_ca=key),
     ):
-        with pytest.raises(KeyFileError, match=r"^TLS: "):
+        with pytest.raises(UnusableFile, match="TLS"):
             Tls(bad)
     assert not caplog.records
     files.key.chmod(0o644)

@@ -22,7 +22,7 @@ from tokenwire.protocol.api_keys import (
     make_key,
     read_api_keys,
 )
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.files import UnusableFile
 
 HASH = "ab" * 32
 
@@ -67,7 +67,7 @@ def test_a_line_that_is_none_is_named_by_its_number(
     """Never by what it says: it may be a key that nobody has hashed."""
     file = tmp_path / "keys"
     file.write_text(line)
-    with pytest.raises(KeyFileError, match=says) as caught:
+    with pytest.raises(UnusableFile, match=says) as caught:
         read_api_keys(str(file))
     assert "secret" not in str(caught.value)
 
@@ -75,18 +75,18 @@ def test_a_line_that_is_none_is_named_by_its_number(
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     """One that is missing, that all may write, that is too long, or has too many keys."""
     file = tmp_path / "keys"
-    with pytest.raises(KeyFileError, match="No such file"):
+    with pytest.raises(UnusableFile, match="No such file"):
         ApiKeys(str(file))
     file.write_text("")
     file.chmod(0o666)
-    with pytest.raises(KeyFileError, match="everyone may write"):
+    with pytest.raises(UnusableFile, match="chmod o-w"):
         ApiKeys(str(file))
     file.chmod(0o600)
     file.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    with pytest.raises(KeyFileError, match="no file of API keys"):
+    with pytest.raises(UnusableFile, match="no API key file"):
         ApiKeys(str(file))
     file.write_text("".join(f"n{n} {HASH}\n" for n in range(MAX_KEYS + 1)))
-    with pytest.raises(KeyFileError, match="holds 1025 API keys"):
+    with pytest.raises(UnusableFile, match="holds 1025 API keys"):
         ApiKeys(str(file))
 
 
@@ -126,7 +126,7 @@ def test_the_file_is_read_again_when_it_has_changed(
 ) -> None:
     """Within a second of requests: new keys count, and those that are gone do not."""
     now = 100.0
-    monkeypatch.setattr("tokenwire.frontend.api_keys.time.monotonic", lambda: now)
+    monkeypatch.setattr("tokenwire.protocol.watched.time.monotonic", lambda: now)
     file = Keyed(tmp_path / "keys", ["old"])
     keys = ApiKeys(str(file.path))
     file.write([line_of(ApiKey("new", digest_of("n")))])
@@ -157,7 +157,7 @@ def test_a_file_that_becomes_unusable_changes_nothing(
             keys.refresh()
         assert keys.verified("Bearer key-of-old")
         [record] = caplog.records
-        assert "the API keys read before stay in use" in record.getMessage()
+        assert "what was read before stays in use" in record.getMessage()
     file.write([])
     keys.refresh()
     assert keys.verified("Bearer key-of-old") is None
@@ -192,7 +192,7 @@ def test_a_second_key_of_a_name_has_its_limits(tmp_path: Path) -> None:
     found = ApiKeys(str(file)).verified(f"Bearer {key}")
     assert found is not None
     assert found.limits == KeyLimits(concurrency=2)
-    with pytest.raises(KeyFileError, match="alice with other limits"):
+    with pytest.raises(UnusableFile, match="alice with other limits"):
         command.add_key(file, "alice", KeyLimits(concurrency=3))
 
 
@@ -202,7 +202,7 @@ def test_a_second_key_of_a_name_has_its_limits(tmp_path: Path) -> None:
         (["a b"], 2, "is not a name"),
         (["a", "--concurrency", "0"], 2, "is not a whole number from 1 up"),
         (["a", "--file", "/nowhere/keys"], 1, "No such file"),
-        (["a", "--file", "/dev/null"], 1, "everyone may write"),
+        (["a", "--file", "/dev/null"], 1, "chmod o-w"),
     ],
 )
 def test_what_the_command_cannot_do_is_a_sentence(

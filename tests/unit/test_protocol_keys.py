@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tokenwire.protocol.files import UnusableFile
 from tokenwire.protocol.keys import (
     Key,
-    KeyFileError,
     KeyList,
     read_secret_key,
     stays_here,
@@ -51,7 +51,7 @@ def test_keys_and_notes_and_comments(tmp_path: Path) -> None:
 )
 def test_what_is_no_key_is_refused_by_its_line(tmp_path: Path, line: str) -> None:
     """And not repeated: it may be a secret one with a typing error."""
-    with pytest.raises(KeyFileError, match="line 2 of") as caught:
+    with pytest.raises(UnusableFile, match="line 2 of") as caught:
         KeyList(written(tmp_path, f"# first\n{line}\n"))
     assert line not in str(caught.value)
 
@@ -94,9 +94,9 @@ def test_a_secret_key_file_holds_one_key(tmp_path: Path) -> None:
     """None, or two, is a mistake that would be found out too late."""
     assert read_secret_key(written(tmp_path, f"# mine\n{KEY}\n")) == KEY
     for text, words in (("", "holds 0 keys"), (f"{KEY}\n{OTHER}", "holds 2 keys")):
-        with pytest.raises(KeyFileError, match=words):
+        with pytest.raises(UnusableFile, match=words):
             read_secret_key(written(tmp_path, text))
-    with pytest.raises(KeyFileError, match="No such file"):
+    with pytest.raises(UnusableFile, match="No such file"):
         read_secret_key(str(tmp_path / "nowhere"))
 
 
@@ -115,7 +115,7 @@ def test_a_secret_that_all_can_read_is_said(
 
 def test_a_huge_file_is_no_key_file(tmp_path: Path) -> None:
     """It is not read to its end."""
-    with pytest.raises(KeyFileError, match="no key file"):
+    with pytest.raises(UnusableFile, match="no key file"):
         KeyList(written(tmp_path, "#..\n" * 400_000))
 
 

@@ -16,7 +16,7 @@ from support.checkpoints import a_checkpoint
 from tokenwire.frontend.checkpoint import Checkpoint, canonical_json, read_checkpoint
 from tokenwire.frontend.errors import ApiError
 from tokenwire.frontend.resume_keys import ResumeKeys
-from tokenwire.protocol.keys import KeyFileError
+from tokenwire.protocol.files import UnusableFile
 
 OLD, NEW = secrets.token_bytes(32), secrets.token_bytes(32)
 NOW = 1_500.0  # between created and expires
@@ -192,7 +192,7 @@ def test_a_bad_file_stops_the_start(
     tmp_path: Path, lines: list[str], text: str
 ) -> None:
     """One sentence for the operator, without the key."""
-    with pytest.raises(KeyFileError, match=text) as caught:
+    with pytest.raises(UnusableFile, match=text) as caught:
         ResumeKeys(write(tmp_path / "k", *lines))
 
     assert OLD.hex() not in str(caught.value)
@@ -201,9 +201,9 @@ def test_a_bad_file_stops_the_start(
 def test_the_file_is_its_owners(tmp_path: Path) -> None:
     """What everyone may read or change is refused; a group's file is not."""
     for mode in (0o604, 0o602):
-        with pytest.raises(KeyFileError, match="chmod 600"):
+        with pytest.raises(UnusableFile, match="chmod o-rwx"):
             ResumeKeys(write(tmp_path / "k", OLD.hex(), mode=mode))
     assert ResumeKeys(write(tmp_path / "k", OLD.hex(), mode=0o640)).key_ids
-    with pytest.raises(KeyFileError, match="No such file"):
+    with pytest.raises(UnusableFile, match="No such file"):
         ResumeKeys(str(tmp_path / "none"))
     assert os.listdir(tmp_path) == ["k"]

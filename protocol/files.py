@@ -1,0 +1,63 @@
+"""Files of the operator's, whole: read within a bound."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["UnusableFile", "Version", "read_file", "version_of"]
+
+Version = tuple[int, int, int]
+"""What another file, or other contents, at the same path would have otherwise."""
+
+_RIGHTS = {"r": 4, "w": 2, "x": 1}
+"""Of everyone, in a file's mode."""
+
+
+class UnusableFile(Exception):
+    """A file cannot be used; one sentence for the operator."""
+
+
+def read_file(kind: str, path: str, max_bytes: int, *, denied: str = "") -> bytes:
+    """Return what the file *path* holds.
+
+    Args:
+        kind: What it is, as in ``key file``.
+        path: Where it is.
+        max_bytes: More are another file.
+        denied: Those of the rights ``rwx`` that not everyone may have.
+
+    Raises:
+        UnusableFile: It cannot be read, is too long, or everyone has such a right.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if any(mode & _RIGHTS[right] for right in denied):
+                msg = f"the {kind} {path} is open to everyone: chmod o-{denied} {path}"
+                raise UnusableFile(msg)
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise _unreadable(kind, path, error) from error
+    if len(data) > max_bytes:
+        msg = f"{path} is above {max_bytes} bytes: it is no {kind}"
+        raise UnusableFile(msg)
+    return data
+
+
+def version_of(kind: str, path: str) -> Version:
+    """Return the version of the file *path*, a *kind*.
+
+    Raises:
+        UnusableFile: It cannot be looked at.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise _unreadable(kind, path, error) from error
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _unreadable(kind: str, path: str, error: OSError) -> UnusableFile:
+    msg = f"cannot read the {kind} {path}: {error.strerror or error}"
+    return UnusableFile(msg)
