@@ -108,7 +108,8 @@ class Segments:
         self._max_bytes = max_bytes
         self._max_part_bytes = min(MAX_PART_BYTES, max_bytes)
         self._lock = threading.Lock()
-        self._known: dict[str, array[int]] = {}  # the least used first
+        # With their sizes as they were counted, the least used first.
+        self._known: dict[str, tuple[array[int], int]] = {}
         self.num_bytes = 0
 
     def encode(self, text: str) -> list[int]:
@@ -136,9 +137,10 @@ class Segments:
         known = self._known
         with self._lock:
             for part in parts:
-                ids = known.pop(part, None)
-                if ids is not None:
-                    found[part] = known[part] = ids
+                entry = known.pop(part, None)
+                if entry is not None:
+                    known[part] = entry
+                    found[part] = entry[0]
         return found
 
     def _keep(self, made: dict[str, array[int]]) -> None:
@@ -147,12 +149,13 @@ class Segments:
             for part, ids in made.items():
                 size = _size(part, ids)
                 if part not in known and size <= self._max_part_bytes:
-                    known[part] = ids
+                    known[part] = ids, size
                     self.num_bytes += size
             while self.num_bytes > self._max_bytes:
-                part = next(iter(known))
-                self.num_bytes -= _size(part, known.pop(part))
+                _, size = known.pop(next(iter(known)))
+                self.num_bytes -= size
 
 
 def _size(part: str, ids: array[int]) -> int:
+    """Return what an entry takes; a text takes more once it was read as UTF-8."""
     return sys.getsizeof(part) + ids.itemsize * len(ids) + _ENTRY_BYTES

@@ -78,6 +78,24 @@ def test_the_least_used_goes_first() -> None:
     assert seen == ["0"]
 
 
+def test_what_is_kept_is_counted_as_it_was() -> None:
+    """A text that is no ASCII is larger once a tokenizer has read it.
+
+    It was let go by less than it had been counted: in the end requests failed.
+    """
+    seen: list[str] = []
+    segments = counted(TOKENIZER, seen, max_bytes=20_000)
+    texts = [f"{number}: 世界{'é' * 100}<|im_end|>" for number in range(300)]
+    for text in texts:
+        segments.encode(text)
+        segments.encode(text)
+        assert segments.num_bytes <= 20_000
+    seen.clear()
+    for text in reversed(texts[-10:]):
+        segments.encode(text)
+    assert not seen
+
+
 def test_what_is_too_large_is_not_kept() -> None:
     """It would drive all else out."""
     seen: list[str] = []
