@@ -248,13 +248,15 @@ class Processes:
             await asyncio.wait([before])
         self._rounds[kind] = self._next_rounds.pop(kind)
         running = [one for one in self._running.values() if one.is_up]
-        asked = {one.ask(kind): one.number for one in running}
+        asked = {one.ask(kind): one for one in running}
         if asked:
             await asyncio.wait(asked, timeout=WAIT_S)
         answering = {
-            number
-            for answer, number in asked.items()
+            one.number
+            for answer, one in asked.items()
             if answer.done() and not answer.cancelled()
+            # It may have ended since, while others were waited for.
+            if self._running.get(one.number) is one
         }
         if kind == "live":
             told = [self._moments[number] for number in sorted(answering)]

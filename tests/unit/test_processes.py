@@ -83,6 +83,23 @@ async def test_a_process_that_does_not_answer_is_left_out(
     assert await parent.page("live") == '[{"process":0},{"process":2}]'
 
 
+async def test_a_process_that_ends_while_others_are_waited_for_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its page went with it: the others' are told, and the parent goes on."""
+    monkeypatch.setattr(processes, "WAIT_S", 0.01)
+    parent, fakes = parent_of(True, False, True)
+    first, *_ = fakes
+
+    async def end_once_told() -> None:
+        while not parent._moments.pop(first.number, None):  # pyright: ignore[reportPrivateUsage]
+            await asyncio.sleep(0)
+        del parent._running[first.number]  # pyright: ignore[reportPrivateUsage]
+
+    page, _ = await asyncio.gather(parent.page("live"), end_once_told())
+    assert page == '[{"process":2}]'
+
+
 async def test_who_asks_meanwhile_waits_for_the_next_round() -> None:
     """A page is never older than the question, and two rounds serve any number."""
     parent, fakes = parent_of(True, True)
