@@ -146,12 +146,11 @@ class Intake:
             # Most bodies are there with their heads: nothing is waited for then.
             is_there = request.content.is_eof()
             async with asyncio.timeout(None if is_there else timeout_s):
+                self._check_size(request.content_length or 0)
                 self._hold(visit, request.content_length or 0)
                 async for part in request.content.iter_any():
                     body += part
-                    if len(body) > self._config.max_body_bytes:
-                        limit = self._config.max_body_bytes
-                        raise web.HTTPRequestEntityTooLarge(limit, len(body))
+                    self._check_size(len(body))
                     if len(body) > visit.num_body_bytes:
                         self._hold(visit, len(body))
             visit.is_read = True
@@ -164,6 +163,16 @@ class Intake:
         """Take note that a body is no longer needed."""
         self._num_body_bytes -= visit.num_body_bytes
         visit.num_body_bytes = 0
+
+    def _check_size(self, num_bytes: int) -> None:
+        """Refuse a body as soon as it is too large, or says that it will be.
+
+        Raises:
+            HTTPRequestEntityTooLarge: It is.
+        """
+        limit = self._config.max_body_bytes
+        if num_bytes > limit:
+            raise web.HTTPRequestEntityTooLarge(limit, num_bytes)
 
     def _hold(self, visit: Visit, num_bytes: int) -> None:
         """Count so many bytes for a body, those it has already included.

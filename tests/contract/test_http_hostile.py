@@ -246,6 +246,19 @@ async def test_a_body_that_does_not_arrive_is_a_408(tiny_model: Path) -> None:
         writer.close()
 
 
+@pytest.mark.pitfall(31)
+async def test_a_length_above_the_limit_holds_nobody_up(served: Stack) -> None:
+    """It is refused at once: what was only announced keeps no other body out."""
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    length = b"Content-Length: %d"
+    writer.write(request_bytes(b"", "1.1").replace(length % 0, length % 10**12))
+    others = [served.complete(prompt=[5], max_tokens=1) for _ in range(3)]
+    assert {one.status for one in await asyncio.gather(*others)} == {200}
+    assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+    writer.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.pitfall(30)
 async def test_a_half_closed_connection_is_a_client_that_left(
