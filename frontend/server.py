@@ -208,6 +208,7 @@ class Server:
         with intake.serving(request) as visit:
             tenant = tenant_of(request)
             session_id = request.headers.get(SESSION_ID)
+            headers = _echoed(request)
             trail = self._trails.of(request)
             body = await intake.body(request, visit)
             trail.stage("tokenize")
@@ -230,7 +231,6 @@ class Server:
 
             session = Session(call, self._pool, self._metrics, on_end)
             visit.runs(session, ticket)
-            headers = _echoed(request)
             if call.client_request_id is not None:
                 headers.setdefault(REQUEST_ID, call.client_request_id)
             if call.resumable is not None:
@@ -248,11 +248,11 @@ class Server:
                 intake.give_up.pop(session.give_up, None)
                 trail.num_tokens = session.num_tokens
                 intake.leave(ticket, session.num_tokens)
-                if grant is not None and ticket.reason is None:
+                if grant is not None and ticket.admitted_at:
                     grant.output(
-                        call.num_prompt_tokens, session.num_tokens, session.num_let_go
+                        call.num_prompt_tokens, session.num_made, session.num_let_go
                     )
-                elif grant is not None:
+                elif grant is not None:  # it had no turn
                     grant.give_back(call.num_prompt_tokens)
 
     async def _plain(self, answer: PlainAnswer, request: web.Request) -> web.Response:

@@ -110,6 +110,11 @@ class Session:
         return sum(choice.num_tokens for choice in self._choices)
 
     @property
+    def num_made(self) -> int:
+        """Tokens of all choices that came, also those that wait for a slow client."""
+        return sum(choice.num_tokens + choice.waiting[0] for choice in self._choices)
+
+    @property
     def num_let_go(self) -> int:
         """Tokens that may come for nobody: a generation that goes on without its client."""
         resumable = self._call.resumable
@@ -123,7 +128,7 @@ class Session:
             return 0
         job, _ = self._call.jobs[0]
         num_left = job.sampling.max_tokens - len(job.output_token_ids)
-        return max(0, num_left - self.num_tokens)
+        return max(0, num_left - self.num_made)
 
     def give_up(self, error: ApiError) -> None:
         """End the response with *error*, unless all is over."""

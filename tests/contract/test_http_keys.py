@@ -360,6 +360,63 @@ async def test_keys_are_counted_by_name(locked: Stack) -> None:
     assert not [name for name in counted if "key-of" in name or "bob" in name]
 
 
+@pytest.mark.parametrize("case", ["bad id", "left"])
+async def test_what_had_no_turn_is_not_paid_for(
+    limited: dict[str, dict[str, str]], tiny_model: Path, keys: Keyed, case: str
+) -> None:
+    """However it ended before a worker had it; its prompt is not computed."""
+    options = ("--step-ms", "20", "--max-num-seqs", "1")
+    async with stack(tiny_model, options=options, arguments=keys.arguments) as running:
+        key, url = limited["prompt"], "/v1/completions"
+        body = {"prompt": [5] * 100, "max_tokens": 2}
+        if case == "bad id":
+            headers = {**key, "X-Request-Id": "a b"}
+            assert (await running.post(url, body, headers)).status == 400
+        else:
+            long = {"prompt": [6], "max_tokens": 200}
+            busy = [
+                asyncio.create_task(running.post(url, long, ALICE)) for _ in range(4)
+            ]
+            await eventually(lambda: running.intake.num_waiting == 1)
+            waiting = asyncio.create_task(running.post(url, body, key))
+            await eventually(lambda: running.intake.num_waiting == 2)
+            for task in (waiting, *busy):
+                task.cancel()
+            await asyncio.gather(waiting, *busy, return_exceptions=True)
+            await running.idle()
+        reply = await ask(running, "GET", "/v1/models", key)
+        assert int(reply.headers["x-ratelimit-remaining-tokens"]) > 990
+
+
+async def test_what_waits_for_a_slow_client_is_paid_for(
+    tiny_model: Path, keys: Keyed
+) -> None:
+    """Else who reads nothing, and then leaves, would have had most of it for nothing."""
+    key = keys.add("slow", tokens_per_minute=100_000)
+    options = ("--step-ms", "0", "--tokens-per-step", "500", "--max-model-len", "8192")
+    async with stack(tiny_model, options=options, arguments=keys.arguments) as running:
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "n": 2,
+            "max_tokens": 3_500,
+            "ignore_eos": True,
+            "stream": True,
+            "logprobs": True,
+            "top_logprobs": 20,  # 12 MB: the kernel takes 4
+        }
+        url = f"{running.url}/v1/chat/completions"
+        async with running.client.post(url, json=body, headers=key) as answer:
+            assert answer.status == 200
+            [visit] = running.intake.visits
+            session = visit.session
+            assert session is not None
+            await eventually(lambda: session.num_made == 7_000)
+            assert session.num_tokens < 7_000
+        await eventually(lambda: not running.intake.visits)
+        reply = await ask(running, "GET", "/v1/models", key)
+        assert int(reply.headers["x-ratelimit-remaining-tokens"]) < 94_000
+
+
 async def test_a_generation_without_its_client_is_paid_for(
     limited: dict[str, dict[str, str]], tiny_model: Path, keys: Keyed
 ) -> None:
