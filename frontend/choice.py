@@ -202,10 +202,25 @@ class Choice:
             self._broke(error)
 
     def _ended(self, end: End) -> None:
+        if self._fold.matched is not None and end.error is None:
+            end.reason = FinishReason.STOP  # its worker calls that an abort
         spans = self.generation.spans
         if spans is not None:
             spans.ended(end)
         self._on_end(end)
+
+    def _stopped(self, end: End | None) -> End | None:
+        """Return the end of an output in which a stop string was found; None: it comes.
+
+        Args:
+            end: What is known of it already.
+        """
+        if end is not None and end.error is None:
+            return end
+        here = self.generation.stop_here()
+        if here is not None and end is None:
+            self._ended(here)
+        return here
 
     def end_before(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         """End without asking a worker: there is nothing to add to earlier output."""
@@ -318,8 +333,7 @@ class Choice:
             self.num_tokens += 1
             self._deliver(self, Delta(text, [token_id], row, None, fold.take()))
             if fold.matched is not None:
-                end = end if end is not None and end.error is None else None
-                end = end or self.generation.stop_here()
+                end = self._stopped(end)
                 break
         if end is None:
             return
@@ -351,8 +365,7 @@ class Choice:
             if used < len(token_ids):
                 token_ids = token_ids[:used]
                 logprobs = logprobs and rows(logprobs, 0, used)
-            end = end if end is not None and end.error is None else None
-            end = end or self.generation.stop_here()
+            end = self._stopped(end)
         elif end is not None:
             text += self._fold.finish()
         self.num_tokens += len(token_ids)

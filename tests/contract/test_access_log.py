@@ -98,6 +98,21 @@ async def test_a_stream_has_the_same_line(
     assert line["sent_bytes"] >= len(reply.text) + framing
 
 
+@pytest.mark.parametrize("roles", [(Role.AGGREGATED,), (Role.PREFILL, Role.DECODE)])
+async def test_a_stop_string_ends_a_line_as_any_end_does(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, roles: tuple[Role, ...]
+) -> None:
+    """Also where no worker is waited for, which would call it an abort."""
+    async with stack(tiny_model, roles, arguments=ON) as served:
+        free = await served.complete(prompt=[5, 6], max_tokens=20)
+        stop = free.json["choices"][0]["text"][3:5]
+        await served.complete(prompt=[5, 6], max_tokens=20, stop=stop)
+    whole, line = lines(caplog)
+    assert line["finish_reason"] == "stop"
+    assert line["workers"] == whole["workers"]
+    assert 0 < line["ttft_s"] <= line["duration_s"]
+
+
 async def test_refusals_have_a_line_and_probes_have_none(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -165,6 +165,26 @@ async def test_a_hand_over_has_a_span(tiny_model: Path, taken: Collector) -> Non
     assert attempt.attributes["tokenwire.decode_worker_id"] == "decode-1"
 
 
+@pytest.mark.parametrize("roles", [PAIR, (Role.AGGREGATED,)])
+async def test_a_stop_string_ends_a_try_well(
+    tiny_model: Path, taken: Collector, roles: Sequence[Role]
+) -> None:
+    """It is a stop, though the worker was told to abort; and no client has left."""
+    async with traced(tiny_model, taken, roles) as served:
+        free = await served.stack.complete(prompt=[5, 6], max_tokens=20)
+        stop = free.json["choices"][0]["text"][3:5]
+        await served.stack.complete(prompt=[5, 6], max_tokens=20, stop=stop)
+        await served.stack.idle()
+        await served.flush()
+
+    *_, attempt = taken.named("attempt")
+    *_, server = taken.named("POST /v1/completions")
+    assert attempt.parent_id == server.span_id
+    assert attempt.attributes["tokenwire.finish_reason"] == "stop"
+    assert server.attributes["gen_ai.response.finish_reasons"] == ["stop"]
+    assert not attempt.events
+
+
 async def test_a_request_that_moves_has_two_tries(
     tiny_model: Path, taken: Collector
 ) -> None:
