@@ -163,6 +163,7 @@ class EventStream:
         Raises:
             TimeoutError: The client has not read the last of it within *timeout_s*.
         """
+        self.be_quiet()  # nothing may stand behind the end
         self.flush()
         async with asyncio.timeout(timeout_s):
             await self._response.write_eof()

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.http import HttpVersion10, HttpVersion11
 
-from tokenwire.frontend.sse import OUTGOING, EventStream, Outgoing
+from tokenwire.frontend.sse import OUTGOING, EventStream, LivelyStream, Outgoing
 
 
 class Client:
@@ -133,3 +133,27 @@ async def test_nothing_is_written_to_a_client_that_is_gone(
     await turn()
 
     assert client.writes == [b"9\r\ndata: 2\n\n\r\n"]
+
+
+async def test_a_lively_stream_says_nothing_behind_its_end(
+    outgoing: Outgoing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may take long to read the last of it; a comment then would be garbage."""
+    client, asked = Client(), list[bool]()
+    request = SimpleNamespace(
+        app={OUTGOING: outgoing},
+        protocol=client,
+        transport=client,
+        version=HttpVersion11,
+    )
+    stream = LivelyStream(cast("web.Request", request), {})
+
+    async def nothing(*_: object) -> None:
+        asked.append(stream._timer is not None)  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(web.StreamResponse, "prepare", nothing)
+    monkeypatch.setattr(web.StreamResponse, "write_eof", nothing)
+    await stream.open(b"")
+    assert stream._timer is not None  # pyright: ignore[reportPrivateUsage]
+    await stream.close(1.0)
+    assert asked == [False, False]
