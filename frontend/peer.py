@@ -101,7 +101,9 @@ class Peer:
         if known is None or known.incarnation != card.incarnation:
             self.status = Status(card.weight_version)
         self.forget_blocks()
-        if self._index is not None and KV_EVENTS in card.capabilities:
+        # Blocks of nothing are no prefix's.
+        tells = KV_EVENTS in card.capabilities and card.block_size > 0
+        if self._index is not None and tells:
             self.blocks = self._index.join()
         self.weight_version = self.status.weight_version
         room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS

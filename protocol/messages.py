@@ -15,7 +15,7 @@ Laws:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -422,7 +422,8 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     index: int  # of the first id among what this Submit brings
     token_ids: bytes  # (num_new_tokens,) packed
     logprobs: Logprobs | None = None
-    num_cached_tokens: int = 0  # of Submit's ids; with the first token alone
+    # Of Submit's ids; with the first token alone.
+    num_cached_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):

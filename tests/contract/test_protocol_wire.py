@@ -227,6 +227,7 @@ LP = [1, b"aaaa", b"bbbb", b"cccc"]
         ({"tokens": [["r", 0, b"abcd", [2, *LP[1:]]]]}, "$.tokens[0].logprobs"),
         ({"tokens": [["r", 0, b"abcd", [1, *LP[1:3], b""]]]}, "$.tokens[0].logprobs"),
         ({"tokens": [["r", "0", b"abcd"]]}, "$.tokens[0][1]"),
+        ({"tokens": [["r", 0, b"abcd", None, -1]]}, "$.tokens[0][4]"),
         (
             {"finished": [END, {**END, "num_output_tokens": -1}]},
             "$.finished[1].num_out",

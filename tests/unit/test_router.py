@@ -19,11 +19,12 @@ from tokenwire.frontend.disaggregation import (
 from tokenwire.frontend.job import Cached
 from tokenwire.frontend.kv_index import KvIndex, Member
 from tokenwire.frontend.link import Link
+from tokenwire.frontend.peer import Peer
 from tokenwire.frontend.prefixes import CHUNK_TOKENS, Chain, Prefixes
 from tokenwire.frontend.router import Needs, Router
 from tokenwire.frontend.routing import SESSION_TOKENS, Policy
 from tokenwire.frontend.weights import Weights
-from tokenwire.protocol.messages import Card, Load, Role
+from tokenwire.protocol.messages import KV_EVENTS, Card, Load, Role
 from tokenwire.protocol.tokens import pack_ids
 
 IDS = list(range(1_000, 1_000 + 5 * CHUNK_TOKENS + 40))
@@ -223,6 +224,15 @@ def stored(
     assert link.blocks is not None
     packed = pack_ids(IDS[:num_tokens])
     link.blocks.stored(Chain(salt, lora).blocks(link.card.block_size, packed))
+
+
+@pytest.mark.parametrize("block_size", [16, 0])
+def test_blocks_of_no_ids_are_not_asked_for(block_size: int) -> None:
+    """Every choice of a worker would divide by their size."""
+    peer = Peer("tcp://w:1", KvIndex())
+    capable = {"capabilities": [KV_EVENTS], "block_size": block_size}
+    peer.told_card(msgspec.structs.replace(CARD, **capable))
+    assert (peer.blocks is not None) == bool(block_size)
 
 
 @BOTH_ROLES
