@@ -14,7 +14,8 @@ from aiohttp import web
 
 from tokenwire.protocol.api_keys import ApiKey
 
-from .api_keys import ApiKeys, bearer
+from .api_keys import ApiKeys
+from .bearer import bearer
 from .errors import ApiError
 from .listener import ignore_rest
 from .live_files import PAGE_PATHS

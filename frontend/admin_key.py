@@ -7,6 +7,8 @@ import os
 
 from tokenwire.protocol.files import UnusableFile, read_file
 
+from .bearer import bearer_or_not
+
 __all__ = ["KEY_VARIABLE", "AdminKey"]
 
 KEY_VARIABLE = "TOKENWIRE_ADMIN_KEY"
@@ -17,8 +19,6 @@ MIN_KEY_CHARS = 16
 
 MAX_KEY_BYTES = 4_096
 """Of a key file; what is longer is another file."""
-
-_SCHEME = "bearer"
 
 
 class AdminKey:
@@ -57,9 +57,7 @@ class AdminKey:
         """Return whether the header *authorization* has the key, in constant time."""
         if self._key is None:
             return True
-        scheme, _, given = (authorization or "").partition(" ")
+        given, is_bearer = bearer_or_not(authorization)
         # Compared in any case, so that time tells nothing.
-        is_same = hmac.compare_digest(
-            given.strip().encode(errors="surrogateescape"), self._key
-        )
-        return is_same and scheme.lower() == _SCHEME
+        is_same = hmac.compare_digest(given.encode(errors="surrogateescape"), self._key)
+        return is_same and is_bearer

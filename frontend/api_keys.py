@@ -19,11 +19,11 @@ from tokenwire.protocol.api_keys import (
 )
 from tokenwire.protocol.watched import LOOK_S, Watched
 
-__all__ = ["ApiKeys", "bearer"]
+from .bearer import bearer
+
+__all__ = ["ApiKeys"]
 
 _log = logging.getLogger(__name__)
-
-_SCHEME = "bearer"
 
 
 class ApiKeys:
@@ -56,9 +56,3 @@ class ApiKeys:
         if keys is not None:
             self._keys = keys
             _log.info("%s has changed: %d API keys", self.path, len(keys))
-
-
-def bearer(authorization: str | None) -> str:
-    """Return the key in the header *authorization*, right or wrong; empty: none."""
-    scheme, _, given = (authorization or "").partition(" ")
-    return given.strip() if scheme.lower() == _SCHEME else ""
