@@ -23,13 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dashboard
 import jsonschema_rs
 import yaml
 from alert_docs import RULES, alerts
 from alert_tests import AlertTestsError, problems
 from compose_file import COMPOSE, DOCKERFILE, complaints, load
 from compose_here import HereError, ask, chat, services_here
+from dashboard import written
+from dashboard_rows import ROWS
 from image_tools import ToolError, compose_schema, debian
 
 HADOLINT = Path(sys.executable).parent / "hadolint"
@@ -76,10 +77,10 @@ def check_files() -> None:
 
 def queries() -> Iterator[tuple[str, str]]:
     """Yield each panel and query of the dashboard, as Grafana would send it."""
-    for panels in dashboard.ROWS.values():
+    for panels in ROWS.values():
         for panel in panels:
-            for query, _ in panel.queries:
-                text = dashboard.written(query).replace("$job", ".*")
+            for query in panel.queries.values():
+                text = written(query).replace("$job", ".*")
                 yield panel.title, text.replace("$__rate_interval", WINDOW)
 
 
