@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 from ports import free_port
+from waiting import comes_true
 
 from tokenwire.worker.capture_files import new_name
 
@@ -136,11 +137,8 @@ async def is_up(http: aiohttp.ClientSession, url: str) -> bool:
 
 def take(path: str) -> int:
     """Take a file as speculators does; return its size. A bare server's comes late."""
-    give_up_at = time.monotonic() + FILE_S
-    while not os.path.exists(path):
-        if time.monotonic() > give_up_at:
-            sys.exit(f"{path} never came")
-        time.sleep(POLL_S)
+    if not comes_true(Path(path).exists, FILE_S, look_s=POLL_S):
+        sys.exit(f"{path} never came")
     with open(path + ".lock", "r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
     os.remove(path + ".lock")

@@ -9,14 +9,13 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ports import free_port
+from waiting import comes_true, status
 
 __all__ = ["MODEL_NAME", "Stack", "cpu_s", "floor", "rss_mib", "stack"]
 
@@ -172,20 +171,13 @@ def importable(checkout: Path, folder: Path) -> Path:
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     """Return when *condition* holds; fail if the process ends or it takes too long."""
-    deadline = time.monotonic() + READY_S
-    while not condition():
-        if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"bench: {process.args!r} did not come up")
-        time.sleep(0.05)
+    if not comes_true(condition, READY_S, [process]):
+        sys.exit(f"bench: {process.args!r} did not come up")
 
 
 def is_ready(port: int) -> bool:
     """Return whether the frontend serves."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
+    return status(f"http://127.0.0.1:{port}/ready", timeout_s=1.0) == 200
 
 
 def ready_pids(port: int) -> list[int]:

@@ -16,9 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +23,7 @@ from pathlib import Path
 
 from chart_commands import environment_of, expanded
 from chart_manifests import Json, Pod, pods_of
+from waiting import comes_true, status
 
 __all__ = ["process_problems"]
 
@@ -131,32 +129,29 @@ def _start(
 
 def _starts(running: Sequence[Running]) -> Iterator[str]:
     """Wait until all have passed their startup probes."""
-    deadline = time.monotonic() + START_TIMEOUT_S
     for one in running:
-        while _asked(one, "startupProbe") != 200:
-            if one.process.poll() is not None:
-                yield f"{one.pod.name}: it ended with {one.process.returncode}"
-                break
-            if time.monotonic() > deadline:
-                yield f"{one.pod.name}: it did not start within {START_TIMEOUT_S:g} s"
-                return
-            time.sleep(0.05)
+        if _passes(one, "startupProbe"):
+            continue
+        if one.process.returncode is not None:
+            yield f"{one.pod.name}: it ended with {one.process.returncode}"
+        else:
+            yield f"{one.pod.name}: it did not start within {START_TIMEOUT_S:g} s"
+            return
 
 
 def _probes(running: Sequence[Running]) -> Iterator[str]:
     """Ask all other probes; frontends become ready when they have found workers."""
-    deadline = time.monotonic() + START_TIMEOUT_S
     for one in running:
-        while (
-            _asked(one, "readinessProbe") != 200
-            and one.process.poll() is None
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.05)
+        _passes(one, "readinessProbe")
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            status = _asked(one, probe)
-            if status != 200:
-                yield f"{one.pod.name}: its {probe} gets {status or 'no answer'}"
+            got = _asked(one, probe)
+            if got != 200:
+                yield f"{one.pod.name}: its {probe} gets {got or 'no answer'}"
+
+
+def _passes(one: Running, probe: str) -> bool:
+    """Wait until a probe gets 200."""
+    return comes_true(lambda: _asked(one, probe) == 200, START_TIMEOUT_S, [one.process])
 
 
 def _asked(one: Running, probe: str) -> int:
@@ -164,13 +159,7 @@ def _asked(one: Running, probe: str) -> int:
     (container,) = one.pod.containers
     get = container[probe]["httpGet"]
     url = f"http://{one.address}:{one.pod.ports[get['port']]}{get['path']}"
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
+    return status(url)
 
 
 def _test(

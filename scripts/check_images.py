@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from pathlib import Path
 from compose_here import chat, free_port
 from dockerfile import Instruction, Stage, read_stages, with_values
 from image_tools import ToolError, debian, folder
+from waiting import comes_true, status
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "deploy/Dockerfile"
@@ -338,7 +338,9 @@ def serve(frontend: Layer, worker: Layer) -> None:
             *(f"--worker=tcp://127.0.0.1:{port}" for port in ports[:2]),
         )
         url = f"http://127.0.0.1:{ports[4]}"
-        _await_ready(url)
+        if not comes_true(lambda: status(f"{url}/ready") == 200, START_S):
+            msg = f"{url} is not ready"
+            raise BuildError(msg)
         answer = chat(url, "Tell me of the sea. " * 10, 16)
         if len(answer["nvext"]["completion_token_ids"]) != 16:
             msg = f"not 16 ids: {answer}"
@@ -352,18 +354,6 @@ def serve(frontend: Layer, worker: Layer) -> None:
                 raise BuildError(msg)
         if run("frontend", "python3", "-c", "open('/opt/x', 'w')").wait() == 0:
             raise BuildError("the root can be written")
-
-
-def _await_ready(url: str) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    msg = f"{url} is not ready"
-    raise BuildError(msg)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

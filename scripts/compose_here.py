@@ -9,7 +9,6 @@ the tests run the first.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from typing import Any
 
 import yaml
 from compose_file import DOCKERFILE, Compose, Service, load
+from waiting import comes_true, status
 
 BIN = Path(sys.executable).parent
 
@@ -119,22 +119,23 @@ class Here:
                 [str(program), *words, listen], stdout=log, stderr=subprocess.STDOUT
             )
         try:
-            self._until_answer(f"{self.url(name, 9090)}/-/ready", process, name)
+            url = f"{self.url(name, 9090)}/-/ready"
+            self._until(lambda: status(url) == 200, process, name, "does not answer")
             yield
         finally:
             process.terminate()
             process.wait(STOP_S)
 
-    def _until_answer(
-        self, url: str, process: subprocess.Popen[bytes], name: str
+    def _until(
+        self,
+        condition: Callable[[], bool],
+        process: subprocess.Popen[bytes],
+        name: str,
+        otherwise: str,
     ) -> None:
-        deadline = time.monotonic() + START_S
-        while process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
-                return
-            time.sleep(CHECK_S)
-        msg = f"{name} does not answer: {self.log(name)[-4000:]}"
-        raise HereError(msg)
+        if not comes_true(condition, START_S, [process], CHECK_S):
+            msg = f"{name} {otherwise}: {self.log(name)[-4000:]}"
+            raise HereError(msg)
 
     def stop(self) -> None:
         """Stop all, the last that was started first; each must end well.
@@ -197,15 +198,12 @@ class Here:
             del self.running[service.name]
             return
         check = [self._here(service, word) for word in service.healthcheck]
-        deadline = time.monotonic() + START_S
-        while process.poll() is None and time.monotonic() < deadline:
-            if not subprocess.run(
-                check, env=self._outside(), capture_output=True
-            ).returncode:
-                return
-            time.sleep(CHECK_S)
-        msg = f"{service.name} is not healthy: {self.log(service.name)[-4000:]}"
-        raise HereError(msg)
+
+        def is_healthy() -> bool:
+            ran = subprocess.run(check, env=self._outside(), capture_output=True)
+            return ran.returncode == 0
+
+        self._until(is_healthy, process, service.name, "is not healthy")
 
     def _make_volumes(self, service: Service) -> None:
         for source, _, _ in service.volumes:

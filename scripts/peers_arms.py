@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from peers_control import Control
 from peers_proc import cpu_s, end, family, rss_mib, start
 from ports import free_port
+from waiting import comes_true, status
 
 __all__ = [
     "ARMS",
@@ -121,13 +121,9 @@ class Arm(ABC):
         return process
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + START_S
-        while not condition():
-            dead = [one for one in self._processes if one.poll() is not None]
-            if dead or time.monotonic() > deadline:
-                msg = f"{self.name}: {what} did not come up, see {self.folder}"
-                raise RuntimeError(msg)
-            time.sleep(0.05)
+        if not comes_true(condition, START_S, self._processes):
+            msg = f"{self.name}: {what} did not come up, see {self.folder}"
+            raise RuntimeError(msg)
 
     def _settle(self) -> None:
         """Wait until the server rests: a second process of it may still be starting."""
@@ -141,7 +137,7 @@ class Arm(ABC):
             before = now
 
     def _serves(self) -> bool:
-        return status(self.port, "/health") == 200 and completes(self.port)
+        return answers(self.port, "/health") and completes(self.port)
 
 
 class Ours(Arm):
@@ -183,7 +179,7 @@ class Ours(Arm):
         return [[]]
 
     def _serves(self) -> bool:
-        return status(self.port, "/ready") == 200 and completes(self.port)
+        return answers(self.port, "/ready") and completes(self.port)
 
 
 class OursTwo(Ours):
@@ -271,7 +267,7 @@ class Backend(Arm):
             str(self.control.path),
         ]
         self._run("backend", command, server=False)
-        self._wait(lambda: status(self.backend_port, "/health") == 200, "the backend")
+        self._wait(lambda: answers(self.backend_port, "/health"), "the backend")
 
     def pace(self, step_s: float) -> None:
         """Tell the simulated server."""
@@ -390,15 +386,9 @@ ARMS: dict[str, type[Arm]] = {
 }
 
 
-def status(port: int, path: str) -> int:
-    """Return the status of a page; 0: nobody answers."""
-    try:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{port}{path}", timeout=2
-        ) as page:
-            return int(page.status)
-    except OSError:
-        return 0
+def answers(port: int, path: str) -> bool:
+    """Return whether a page is there."""
+    return status(f"http://127.0.0.1:{port}{path}", timeout_s=2.0) == 200
 
 
 def completes(port: int) -> bool:
@@ -408,16 +398,7 @@ def completes(port: int) -> bool:
         "messages": [{"role": "user", "content": "Hello"}],
         "max_tokens": 1,
     }
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    return status(f"http://127.0.0.1:{port}/v1/chat/completions", body) == 200
 
 
 def model_folder(model: Path, folder: Path) -> Path:

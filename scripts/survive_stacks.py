@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any
 from ports import free_port
 from survive_processes import TokenwireStack, below, read, signal_part, vllm_counts
 from survive_scenarios import Stack, until
+from waiting import status
 
 __all__ = ["STACKS", "running"]
 
@@ -161,16 +161,7 @@ class Fleet(ABC):
 
     def _answers(self) -> bool:
         body = {"model": NAME, "prompt": [5, 6, 7], "max_tokens": 2}
-        request = urllib.request.Request(
-            self.url + "/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        return status(self.url + "/v1/completions", body) == 200
 
 
 class RouterStack(Fleet):
