@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
 
+from tokenwire.protocol.files import replace_file
 from tokenwire.protocol.settings import SettingsParser
 
 from . import api_keys
@@ -75,23 +74,9 @@ def make_pair(path: Path, *, force: bool = False) -> str:
             if one.exists():
                 raise FileExistsError(None, None, str(one))
     note = f"# The secret key of {line}\n"
-    _replace(secret, f"{note}{secret_key}\n", SECRET_MODE)
-    _replace(public, f"{line}\n", PUBLIC_MODE)
+    replace_file(secret, f"{note}{secret_key}\n".encode(), SECRET_MODE)
+    replace_file(public, f"{line}\n".encode(), PUBLIC_MODE)
     return line
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    """Put *text* at *path*, whole, and readable for nobody else at any time."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        draft.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
 
 
 if __name__ == "__main__":

@@ -16,14 +16,16 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
+from tokenwire.protocol.announce import Announce, BadAnnounce, read_announce
+from tokenwire.protocol.files import replace_file
 from tokenwire.protocol.restart import GiveUp, RestartPolicy, Restarts, status_text
 
-from .announce import Announce, BadAnnounce, read_announce, render_workers, replace_file
 from .child import Child
 from .output import Kind, OutputReader
 from .plan import Commands, FrontendSpec, Plan, child_environment
 from .probe import browsable, http_status
 from .progress import SILENCE_S, Progress, serving_text
+from .workers_file import render_workers
 
 __all__ = ["START_TIMEOUT_S", "Supervisor", "Timing"]
 

@@ -1,11 +1,12 @@
-"""Files of the operator's, whole: read within a bound."""
+"""Files, whole: read within a bound, and written so that nobody reads half of one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["UnusableFile", "Version", "read_file", "version_of"]
+__all__ = ["UnusableFile", "Version", "read_file", "replace_file", "version_of"]
 
 Version = tuple[int, int, int]
 """What another file, or other contents, at the same path would have otherwise."""
@@ -43,6 +44,30 @@ def read_file(kind: str, path: str, max_bytes: int, *, denied: str = "") -> byte
         msg = f"{path} is above {max_bytes} bytes: it is no {kind}"
         raise UnusableFile(msg)
     return data
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Put *data* at *path* so that no reader ever sees half of it.
+
+    Args:
+        path: Where it is to be.
+        data: All of it.
+        mode: Of the file at any time, less the umask.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)  # of a process of the same id that was killed
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def version_of(kind: str, path: str) -> Version:

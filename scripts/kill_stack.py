@@ -21,12 +21,6 @@ from survive_processes import below, read
 from survive_scenarios import until
 
 from tokenwire.deploy import guard
-from tokenwire.deploy.announce import (
-    Announce,
-    read_announce,
-    render_workers,
-    replace_file,
-)
 from tokenwire.deploy.plan import (
     FrontendSpec,
     TokenwireCommands,
@@ -35,6 +29,9 @@ from tokenwire.deploy.plan import (
     worker_environment,
 )
 from tokenwire.deploy.up import this_machine
+from tokenwire.deploy.workers_file import render_workers
+from tokenwire.protocol.announce import Announce, read_announce
+from tokenwire.protocol.files import replace_file
 
 __all__ = ["NAME", "KillStack"]
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-import json
 import logging
 import os
 import secrets
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import uvloop
 
+from tokenwire.protocol.announce import Announce, announce
 from tokenwire.protocol.files import UnusableFile
 from tokenwire.protocol.keys import INSECURE
 from tokenwire.protocol.logs import about, is_json, log_as
@@ -241,22 +241,18 @@ class Worker:
         )
 
     def _announce(self, endpoint: str) -> None:
-        """Write where this worker is, whole or not at all."""
+        """Write where this worker is."""
         if not self._config.announce:
             return
-        path = Path(self._config.announce)
-        content = {
-            "endpoint": endpoint,
-            "worker_id": self._config.worker_id,
-            "role": self._config.role.value,
-            "pid": os.getpid(),
-            "model": self._config.served_model_name,
-            "metrics": None if self._metrics is None else self._metrics.url,
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        beside.write_text(json.dumps(content) + "\n")
-        beside.replace(path)
+        worker = Announce(
+            endpoint=endpoint,
+            worker_id=self._config.worker_id,
+            role=self._config.role.value,
+            pid=os.getpid(),
+            model=self._config.served_model_name,
+            metrics=None if self._metrics is None else self._metrics.url,
+        )
+        announce(Path(self._config.announce), worker)
         self._announced = True
 
     def _withdraw(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenwire.protocol.files import UnusableFile, read_file
+from tokenwire.protocol.files import read_file
 from tokenwire.protocol.watched import Watched
 
 MAX_BYTES = 8
@@ -117,27 +117,3 @@ def test_many_questions_are_one_look(
     assert watched.changed(every_s=1.0) == b"bb"
     file.write_text("ccc")
     assert watched.changed() == b"ccc"
-
-
-@pytest.mark.parametrize(
-    ("mode", "denied", "is_refused"),
-    [
-        (0o604, "r", True),
-        (0o602, "r", False),
-        (0o660, "rwx", False),
-        (0o601, "rwx", True),
-        (0o602, "w", True),
-        (0o604, "w", False),
-        (0o666, "", False),
-    ],
-)
-def test_rights_that_everyone_may_not_have(
-    file: Path, mode: int, denied: str, is_refused: bool
-) -> None:
-    """They are refused with what takes them away."""
-    file.chmod(mode)
-    if not is_refused:
-        assert read_file("name file", str(file), MAX_BYTES, denied=denied) == b"a"
-        return
-    with pytest.raises(UnusableFile, match=f"open to everyone: chmod o-{denied} "):
-        read_file("name file", str(file), MAX_BYTES, denied=denied)

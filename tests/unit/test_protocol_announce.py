@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tokenwire.deploy.announce import (
+from tokenwire.deploy.workers_file import render_workers
+from tokenwire.protocol.announce import (
     MAX_ANNOUNCE_BYTES,
     Announce,
     BadAnnounce,
     read_announce,
-    render_workers,
-    replace_file,
 )
 
 WORKER = Announce(endpoint="tcp://127.0.0.1:5", worker_id="w", role="decode", pid=1)
@@ -53,23 +52,3 @@ def test_the_workers_file_is_sorted() -> None:
             {"endpoint": "tcp://127.0.0.1:5", "worker_id": "w"},
         ]
     }
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    """The old content stays until the new is complete, and no draft is left."""
-    path = tmp_path / "workers.json"
-    path.write_bytes(b"old")
-    with path.open("rb") as reader:
-        replace_file(path, b"new")
-        assert reader.read() == b"old"
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_failed_replacement_leaves_no_draft(tmp_path: Path) -> None:
-    """An error is raised, and the folder is as before."""
-    path = tmp_path / "workers.json"
-    path.mkdir()
-    with pytest.raises(OSError, match="workers"):
-        replace_file(path, b"new")
-    assert list(tmp_path.iterdir()) == [path]

@@ -1,19 +1,14 @@
-"""How processes find each other on one machine: announce files and the workers file.
-
-A worker writes its announce file once it is ready; the supervisor gathers them into
-the workers file, which the frontends watch. Both are replaced as a whole.
-"""
+"""What a worker writes of itself into a file once it is ready, for who has started it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Announce", "BadAnnounce", "read_announce", "render_workers", "replace_file"]
+from .files import replace_file
+
+__all__ = ["Announce", "BadAnnounce", "announce", "read_announce"]
 
 MAX_ANNOUNCE_BYTES = 64 * 1024
 """An announce has about 200 bytes."""
@@ -32,6 +27,16 @@ class Announce(msgspec.Struct, frozen=True):
 
 class BadAnnounce(Exception):
     """An announce file holds something else; one sentence."""
+
+
+def announce(path: Path, worker: Announce) -> None:
+    """Write what *worker* says of itself.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, msgspec.json.encode(worker) + b"\n")
 
 
 def read_announce(path: Path) -> Announce | None:
@@ -53,28 +58,3 @@ def read_announce(path: Path) -> Announce | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         msg = f"its announce file is malformed: {error}"
         raise BadAnnounce(msg) from error
-
-
-def render_workers(workers: Iterable[Announce]) -> bytes:
-    """Return the workers file for *workers*, in the order of their names."""
-    entries = [
-        {"endpoint": worker.endpoint, "worker_id": worker.worker_id}
-        for worker in sorted(workers, key=lambda worker: worker.worker_id)
-    ]
-    return msgspec.json.format(msgspec.json.encode({"workers": entries})) + b"\n"
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put *data* at *path* so that no reader ever sees half of it.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
