@@ -77,6 +77,8 @@ __all__ = [
     "Load",
     "Logprobs",
     "MetricsText",
+    "NumberedFromFrontend",
+    "NumberedFromWorker",
     "OrphanedKV",
     "Ping",
     "Recall",
@@ -356,9 +358,8 @@ class Bye(msgspec.Struct, tag="bye", frozen=True):
     seq: Seq = msgspec.UNSET
 
 
-FromFrontend = (
-    Hello
-    | Submit
+NumberedFromFrontend = (
+    Submit
     | Cancel
     | ReleaseKV
     | Settled
@@ -372,6 +373,9 @@ FromFrontend = (
     | Recall
     | WatchKV
 )
+"""All that has a ``seq``; to add a message is to add it here, or below."""
+
+FromFrontend = Hello | NumberedFromFrontend
 
 
 # --- worker to frontend ------------------------------------------------------------
@@ -569,10 +573,8 @@ class KVBlocks(msgspec.Struct, tag="kv_blocks", frozen=True, omit_defaults=True)
     seq: Seq = msgspec.UNSET
 
 
-FromWorker = (
-    Card
-    | Refused
-    | Batch
+NumberedFromWorker = (
+    Batch
     | Load
     | OrphanedKV
     | EngineDead
@@ -582,3 +584,5 @@ FromWorker = (
     | Recalled
     | KVBlocks
 )
+
+FromWorker = Card | Refused | NumberedFromWorker

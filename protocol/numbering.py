@@ -20,61 +20,15 @@ import msgspec
 
 from .errors import SequenceError
 from .messages import (
-    Admin,
-    AdminDone,
-    Batch,
-    Bye,
-    Cancel,
-    Discard,
-    EngineDead,
     FromFrontend,
     FromWorker,
-    KVBlocks,
-    LetGo,
-    Load,
-    MetricsText,
-    OrphanedKV,
-    Ping,
-    Recall,
-    Recalled,
-    ReleaseKV,
-    ScrapeMetrics,
-    Settled,
-    Status,
-    Submit,
-    Told,
-    WatchKV,
+    NumberedFromFrontend,
+    NumberedFromWorker,
 )
 
 __all__ = ["Incoming", "Numbered", "Outgoing"]
 
-_FromFrontend = (
-    Submit
-    | Cancel
-    | ReleaseKV
-    | Settled
-    | Discard
-    | Told
-    | Ping
-    | Bye
-    | ScrapeMetrics
-    | Admin
-    | LetGo
-    | Recall
-    | WatchKV
-)
-_FromWorker = (
-    Batch
-    | Load
-    | OrphanedKV
-    | EngineDead
-    | MetricsText
-    | Status
-    | AdminDone
-    | Recalled
-    | KVBlocks
-)
-Numbered = _FromFrontend | _FromWorker
+Numbered = NumberedFromFrontend | NumberedFromWorker
 """All but Hello, Card and Refused."""
 
 M = TypeVar("M", bound=FromFrontend | FromWorker)
