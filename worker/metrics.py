@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     REGISTRY,
@@ -55,7 +55,47 @@ _VLLM_HAS = {
 }  # fmt: skip
 """What has the same name and meaning there."""
 
-M = TypeVar("M", bound=Collector)
+
+class _Families:
+    """Metrics with the label of one model; those without more labels begin at 0.
+
+    Of a series that begins at 1, Prometheus does not see the first increase.
+    """
+
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+        self._model_name = model_name
+        self._registry = registry
+        self.vllm_has: list[Collector] = []
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Return a counter: the model's, or with *labels* to be given behind its name."""
+        names = ("model_name", *labels)
+        whole = Counter(PREFIX + name, text, names, registry=self._registry)
+        self._known(whole, name)
+        return whole if labels else whole.labels(self._model_name)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Return a gauge, as ``counter`` does."""
+        names = ("model_name", *labels)
+        whole = Gauge(PREFIX + name, text, names, registry=self._registry)
+        self._known(whole, name)
+        return whole if labels else whole.labels(self._model_name)
+
+    def seconds(self, name: str, text: str) -> Histogram:
+        """Return the model's histogram of a latency."""
+        whole = Histogram(
+            PREFIX + name,
+            text,
+            ("model_name",),
+            registry=self._registry,
+            buckets=_LATENCY_BUCKETS_S,
+        )
+        self._known(whole, name)
+        return whole.labels(self._model_name)
+
+    def _known(self, metric: Collector, name: str) -> None:
+        if name in _VLLM_HAS:
+            self.vllm_has.append(metric)
 
 
 class Metrics:
@@ -74,34 +114,8 @@ class Metrics:
         *,
         as_vllm: bool = False,
     ) -> None:
-        self._vllm_has: list[Collector] = []
-
-        def known(metric: M, name: str) -> M:
-            if name in _VLLM_HAS:
-                self._vllm_has.append(metric)
-            return metric
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            names = ("model_name", *labels)
-            whole = Counter(PREFIX + name, text, names, registry=registry)
-            if not labels:
-                whole.labels(model_name)  # 0 is shown: else its first 1 is no increase
-            return known(whole, name)
-
-        def gauge(name: str, text: str) -> Gauge:
-            whole = Gauge(PREFIX + name, text, ("model_name",), registry=registry)
-            return known(whole, name).labels(model_name)
-
-        def seconds(name: str, text: str) -> Histogram:
-            whole = Histogram(
-                PREFIX + name,
-                text,
-                ("model_name",),
-                registry=registry,
-                buckets=_LATENCY_BUCKETS_S,
-            )
-            return known(whole, name).labels(model_name)
-
+        families = _Families(model_name, registry)
+        counter, gauge, seconds = families.counter, families.gauge, families.seconds
         self._model_name = model_name
         self._running = gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = gauge("num_requests_waiting", "Requests the engine has queued.")
@@ -131,9 +145,9 @@ class Metrics:
             ("model_name", "worker_id", "role", "engine", "engine_version", "version"),
             registry=registry,
         )
-        self._captures = _CaptureMetrics(model_name, registry)
-        self._journal = _JournalMetrics(model_name, registry)
-        self._blocks = _BlockMetrics(model_name, registry)
+        self._captures = _CaptureMetrics(model_name, families)
+        self._journal = _JournalMetrics(model_name, families)
+        self._blocks = _BlockMetrics(families)
         self._queue_s = seconds("request_queue_time_seconds", "Waiting in the engine.")
         self._prefill_s = seconds(
             "request_prefill_time_seconds", "Prefill in the engine."
@@ -146,7 +160,7 @@ class Metrics:
         self._expired: Counter | None = None
         self._num_expired = 0
         if as_vllm:
-            registry.register(_AsVllm(self._vllm_has))
+            registry.register(_AsVllm(families.vllm_has))
             self._expired = Counter(
                 ENGINE_PREFIX + "nixl_num_kv_expired_reqs",
                 "Hand-overs whose KV nobody read until its lease ended.",
@@ -192,11 +206,11 @@ class Metrics:
 
     def generated(self, num_tokens: int) -> None:
         """Count the tokens of one step."""
-        self._generated.labels(self._model_name).inc(num_tokens)
+        self._generated.inc(num_tokens)
 
     def batch_sent(self) -> None:
         """Count a Batch."""
-        self._batches.labels(self._model_name).inc()
+        self._batches.inc()
 
     def first_token(self, seconds: float, *, of_handover: bool) -> None:
         """Record the time to a first token, of a decode leg if *of_handover*."""
@@ -206,11 +220,10 @@ class Metrics:
 
     def finished(self, end: Finished, seconds: float) -> None:
         """Record the end of a request, *seconds* after its Submit."""
-        name = self._model_name
-        self._ended.labels(name, end.reason.value).inc()
+        self._ended.labels(self._model_name, end.reason.value).inc()
         self._e2e_s.observe(seconds)
-        self._prompt.labels(name).inc(end.num_prompt_tokens)
-        self._cached.labels(name).inc(end.num_cached_tokens)
+        self._prompt.inc(end.num_prompt_tokens)
+        self._cached.inc(end.num_cached_tokens)
         if end.error_kind is not None:
             self.failed(end.error_kind)
             return
@@ -223,19 +236,19 @@ class Metrics:
 
     def cancelled(self, num_requests: int = 1) -> None:
         """Count requests that were cancelled."""
-        self._cancels.labels(self._model_name).inc(num_requests)
+        self._cancels.inc(num_requests)
 
     def orphaned(self, number: int) -> None:
         """Count hand-overs that nobody is known to see to."""
-        self._orphaned.labels(self._model_name).inc(number)
+        self._orphaned.inc(number)
 
     def kv_released(self) -> None:
         """Count a hand-over that was released."""
-        self._released.labels(self._model_name).inc()
+        self._released.inc()
 
     def protocol_broken(self) -> None:
         """Count a peer that broke the protocol."""
-        self._broken.labels(self._model_name).inc()
+        self._broken.inc()
 
 
 class _AsVllm(Collector):
@@ -279,21 +292,10 @@ def engine_families(registry: CollectorRegistry = REGISTRY) -> str:
 class _CaptureMetrics:
     """Of saved hidden states; the counts are kept where the files are."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+    def __init__(self, model_name: str, families: _Families) -> None:
         self._model_name = model_name
         self._shown = Usage()
-
-        def gauge(name: str, text: str) -> Gauge:
-            whole = Gauge(PREFIX + name, text, ("model_name",), registry=registry)
-            return whole.labels(model_name)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            names = ("model_name", *labels)
-            whole = Counter(PREFIX + name, text, names, registry=registry)
-            if not labels:
-                whole.labels(model_name)
-            return whole
-
+        counter, gauge = families.counter, families.gauge
         self._files = gauge("capture_files", "Files of hidden states in the folder.")
         self._bytes = gauge("capture_bytes", "Their size, with their locks.")
         self._untold = gauge(
@@ -311,45 +313,35 @@ class _CaptureMetrics:
     def show(self, usage: Usage, num_untold: int) -> None:
         """Take the newest counts."""
         shown, self._shown = self._shown, usage
-        name = self._model_name
         self._files.set(usage.num_files)
         self._bytes.set(usage.num_bytes)
         self._untold.set(num_untold)
-        self._written.labels(name).inc(usage.num_written - shown.num_written)
-        self._failed.labels(name).inc(usage.num_failed - shown.num_failed)
-        self._discarded.labels(name).inc(usage.num_discarded - shown.num_discarded)
+        self._written.inc(usage.num_written - shown.num_written)
+        self._failed.inc(usage.num_failed - shown.num_failed)
+        self._discarded.inc(usage.num_discarded - shown.num_discarded)
         for reason, number in usage.num_swept.items():
             new = number - shown.num_swept.get(reason, 0)
-            self._swept.labels(name, reason).inc(new)
+            self._swept.labels(self._model_name, reason).inc(new)
 
 
 class _JournalMetrics:
     """Of generations that are kept; the counts are kept where they are."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+    def __init__(self, model_name: str, families: _Families) -> None:
         self._model_name = model_name
         self._shown: dict[str, int] = {}
-        labels = ("model_name",)
-        self._generations = Gauge(
-            PREFIX + "journal_generations",
-            "Generations that are kept, by state.",
-            (*labels, "state"),
-            registry=registry,
+        self._generations = families.gauge(
+            "journal_generations", "Generations that are kept, by state.", "state"
         )
-        self._bytes = Gauge(
-            PREFIX + "journal_bytes", "What they take.", labels, registry=registry
+        self._bytes = families.gauge("journal_bytes", "What they take.")
+        self._lost = families.counter(
+            "journal_lost", "Generations that are kept no more, by reason.", "reason"
         )
-        self._lost = Counter(
-            PREFIX + "journal_lost",
-            "Generations that are kept no more, by reason.",
-            (*labels, "reason"),
-            registry=registry,
-        )
-        self._recalls = Counter(
-            PREFIX + "recalls",
+        self._recalls = families.counter(
+            "recalls",
             "Questions about kept generations, by action and answer.",
-            (*labels, "action", "state"),
-            registry=registry,
+            "action",
+            "state",
         )
 
     def show(
@@ -358,7 +350,7 @@ class _JournalMetrics:
         """Take the newest counts."""
         for state, number in num_by_state.items():
             self._generations.labels(self._model_name, state).set(number)
-        self._bytes.labels(self._model_name).set(num_bytes)
+        self._bytes.set(num_bytes)
         for reason, number in lost.items():
             new = number - self._shown.get(reason, 0)
             self._lost.labels(self._model_name, str(reason)).inc(new)
@@ -372,17 +364,13 @@ class _JournalMetrics:
 class _BlockMetrics:
     """Of cached KV blocks as frontends are told of them; counted where they are."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
-        self._model_name = model_name
+    def __init__(self, families: _Families) -> None:
         self._shown = BlockUsage()
-        self._known = Gauge(
-            PREFIX + "kv_blocks_known",
-            "Cached KV blocks that frontends are told of.",
-            ("model_name",),
-            registry=registry,
+        self._known = families.gauge(
+            "kv_blocks_known", "Cached KV blocks that frontends are told of."
         )
         self._counters = {
-            field: Counter(PREFIX + name, text, ("model_name",), registry=registry)
+            field: families.counter(name, text)
             for field, name, text in (
                 ("num_stored", "kv_blocks_stored", "Blocks that came to be cached."),
                 ("num_removed", "kv_blocks_removed", "Blocks that are no more."),
@@ -397,10 +385,10 @@ class _BlockMetrics:
     def show(self, usage: BlockUsage) -> None:
         """Take the newest counts."""
         shown, self._shown = self._shown, replace(usage)
-        self._known.labels(self._model_name).set(usage.num_blocks)
+        self._known.set(usage.num_blocks)
         for field, counter in self._counters.items():
             new: int = getattr(usage, field) - getattr(shown, field)
-            counter.labels(self._model_name).inc(new)
+            counter.inc(new)
 
 
 def metrics_application() -> WSGIApplication:
