@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import hashlib
 import logging
 import os
-import secrets
 import signal
 import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -28,18 +25,6 @@ from tokenwire.protocol.announce import Announce, announce
 from tokenwire.protocol.files import UnusableFile
 from tokenwire.protocol.keys import INSECURE
 from tokenwire.protocol.logs import about, is_json, log_as
-from tokenwire.protocol.messages import (
-    ADMIN,
-    CAPTURE,
-    CAPTURE_TOLD,
-    JOURNAL,
-    KV_EVENTS,
-    METRICS,
-    ORPHANED_KV,
-    PROTOCOL_VERSION,
-    STATUS,
-    Card,
-)
 from tokenwire.protocol.process import raise_file_limit
 from tokenwire.protocol.tracing import Tracing, start_tracing
 from tokenwire.protocol.watchdog import watch_loop
@@ -47,7 +32,6 @@ from tokenwire.worker.captures import Captures
 from tokenwire.worker.engine import (
     Engine,
     EngineFinished,
-    EngineInfo,
     EngineSink,
     EngineStartError,
     EngineTokens,
@@ -55,7 +39,9 @@ from tokenwire.worker.engine import (
 from tokenwire.worker.kv_blocks import CachedBlocks
 
 from .admission import Bounds
+from .card import make_card
 from .config import WorkerConfig, parse_config
+from .engine_factory import make_captures, make_engine
 from .exposition import Exposition
 from .gate import Gate
 from .health import Health
@@ -66,7 +52,7 @@ from .metrics import Metrics, engine_families
 from .service import Service
 from .timers import LoopTimers
 
-__all__ = ["Worker", "main", "make_engine"]
+__all__ = ["Worker", "main"]
 
 _phases = logging.getLogger("tokenwire.worker")
 
@@ -180,7 +166,7 @@ class Worker:
         if self._blocks is not None:
             self._blocks.resize(info.num_kv_blocks)
         service = self._service = Service(
-            card=self._card(info),
+            card=make_card(config, info, captures=self._captures is not None),
             engine=self._engine,
             sender=link,
             timers=LoopTimers(),
@@ -205,40 +191,6 @@ class Worker:
         self._announce(link.endpoint)
         self._say(f"serving {config.served_model_name} at {link.endpoint}")
         return service
-
-    def _card(self, info: EngineInfo) -> Card:
-        config = self._config
-        return Card(
-            protocol_version=PROTOCOL_VERSION,
-            worker_id=config.worker_id,
-            incarnation=secrets.token_hex(4),
-            role=config.role,
-            model=config.served_model_name,
-            max_model_len=info.max_model_len,
-            vocab_size=info.vocab_size,
-            block_size=info.block_size,
-            engine=info.engine,
-            engine_version=info.version,
-            tokenizer_sha256=_tokenizer_sha256(config.model),
-            dtype=info.dtype,
-            connector=info.connector,
-            connector_compatibility=info.connector_compatibility,
-            max_num_seqs=info.max_num_seqs,
-            num_kv_blocks=info.num_kv_blocks,
-            capabilities=[
-                ORPHANED_KV,
-                METRICS,
-                ADMIN,
-                STATUS,
-                *([CAPTURE, CAPTURE_TOLD] if self._captures else []),
-                *([JOURNAL] if config.journal_bytes else []),
-                *([KV_EVENTS] if info.tells_blocks else []),
-            ],
-            weight_version=config.weight_version,
-            hidden_state_layers=list(config.capture.layers) if config.capture else [],
-            world_size=info.world_size,
-            exactness=info.exactness,
-        )
 
     def _announce(self, endpoint: str) -> None:
         """Write where this worker is."""
@@ -376,59 +328,6 @@ class _LateSink:
         self._dead_reason = reason
 
 
-def make_captures(config: WorkerConfig) -> Captures | None:
-    """Return who keeps the folder of hidden states; None: this worker saves none."""
-    if config.capture is None or not config.capture.folder:
-        return None
-    return Captures(config.capture)
-
-
-def make_engine(
-    config: WorkerConfig,
-    captures: Captures | None = None,
-    blocks: CachedBlocks | None = None,
-) -> Engine:
-    """Return the engine that *config* asks for; the other one is not imported.
-
-    Raises:
-        SystemExit: 2: a bad option of the simulated engine.
-        EngineStartError: The engine is not installed.
-    """
-    if config.engine == "sim":
-        from .sim.engine import SimEngine
-        from .sim.options import parse_options
-
-        options = parse_options(config.engine_args)
-        exact_resume = config.exact_resume and options.exact_resume
-        return SimEngine(
-            model=config.model,
-            role=config.role,
-            options=replace(options, exact_resume=exact_resume),
-            captures=captures,
-            blocks=blocks,
-        )
-    try:
-        from .vllm.engine import VllmEngine
-    except ModuleNotFoundError as error:
-        msg = (
-            f"the engine vllm is not installed ({error}): install tokenwire[cpu] or "
-            "tokenwire[gpu], or use --engine sim"
-        )
-        raise EngineStartError(msg) from error
-    engine: Engine = VllmEngine(
-        model=config.model,
-        served_name=config.served_model_name,
-        role=config.role,
-        engine_args=list(config.engine_args),
-        layers=() if config.capture is None else config.capture.layers,
-        captures=captures,
-        exact_resume=config.exact_resume,
-        blocks=blocks,
-        traces_endpoint=config.traces.endpoint,
-    )
-    return engine
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until a signal comes or its engine dies; return the exit code."""
     started_at = time.monotonic()
@@ -506,12 +405,3 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def _tokenizer_sha256(model: str) -> str:
-    """Return the digest of the model's tokenizer, or nothing if it is not at hand."""
-    path = Path(model) / "tokenizer.json"
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""

@@ -103,7 +103,8 @@ async def test_the_simulated_engine_needs_neither_torch_nor_vllm(
 ) -> None:
     """Nothing of them is imported."""
     code = (
-        "import sys; from tokenwire.worker.app import make_engine\n"
+        "import sys; import tokenwire.worker.app\n"
+        "from tokenwire.worker.engine_factory import make_engine\n"
         "from tokenwire.worker.config import parse_config\n"
         "make_engine(parse_config(['--engine=sim', '--role=decode', '--model=m']))\n"
         "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
