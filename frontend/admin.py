@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from tokenwire.protocol.admin import (
     adapter_update,
 )
 
-from . import admin_bodies as bodies
+from . import admin_answers as answers, admin_bodies as bodies
 from .access import BRIEF
 from .admin_key import AdminKey
 from .admin_settings import AdminSettings
@@ -56,9 +55,6 @@ BODY_TIMEOUT_S = 10.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Route = Callable[[web.Request, Sequence[Link]], Awaitable[web.Response]]
-
-_STATUS = {"invalid": 400, "not_found": 404, "unsupported": 501, "busy": 503}
-"""Of an action that failed at all workers for the same reason; 500 otherwise."""
 
 _FROM_PATH = "update_weights_from_path"
 """The method of Prime-RL's extension of vLLM's workers behind ``/update_weights``."""
@@ -328,56 +324,32 @@ class AdminPlane:
     def _answer(
         self, name: str, outcomes: Sequence[Outcome], answer: object
     ) -> web.Response:
-        failed = [outcome for outcome in outcomes if not outcome.is_done]
-        if not failed:
-            self._metrics.admin_called(name, "ok")
+        how = answers.verdict(outcomes)
+        self._metrics.admin_called(name, how)
+        if how == "ok":
             _log.info("admin: %s done at %d workers", name, len(outcomes))
-            if isinstance(answer, str):
-                return web.Response(text=answer)
-            return _json(answer)
-        is_partial = len(failed) < len(outcomes)
-        self._metrics.admin_called(name, "partial" if is_partial else "failed")
-        kinds = {outcome.done.error_kind for outcome in failed}
-        kind = kinds.pop() if len(kinds) == 1 and not is_partial else ""
-        reasons = "; ".join(f"{one.link.worker_id}: {one.done.error}" for one in failed)
-        message = (
-            f"{name} failed at {len(failed)} of {len(outcomes)} workers: {reasons}"
-        )
-        _log.error("admin: %s", message)
-        status = _STATUS.get(kind, 500)
-        if name == "update_weights" and kind == "not_found":
-            # Written a moment ago, on a file system that is shared: it may be there
-            # soon, and Prime-RL tries again after such a status alone.
-            status = HTTPStatus.SERVICE_UNAVAILABLE
-        error = ApiError(
-            status,
-            message,
-            kind="invalid_request_error" if status < 500 else "server_error",
-            code="partial_failure" if is_partial else "worker_failed",
-            headers={"Retry-After": "1"}
-            if status == HTTPStatus.SERVICE_UNAVAILABLE
-            else {},
-        )
-        body = msgspec.json.decode(error.body())
-        body["workers"] = [_state(outcome) for outcome in outcomes]
-        response = _json(body, status)
-        response.headers.update(error.headers)
-        return response
+            return answers.done(answer)
+        _log.error("admin: %s", answers.failure_text(name, outcomes))
+        return answers.failure(name, outcomes)
 
     # --- what is so ----------------------------------------------------------------
 
     async def _is_paused(self, request: web.Request) -> web.Response:
         links = self._seen(request)
-        return _json({"is_paused": any(link.status.paused for link in links)})
+        return answers.json_answer(
+            {"is_paused": any(link.status.paused for link in links)}
+        )
 
     async def _is_sleeping(self, request: web.Request) -> web.Response:
         links = self._seen(request)
-        return _json({"is_sleeping": any(link.status.sleep_level for link in links)})
+        return answers.json_answer(
+            {"is_sleeping": any(link.status.sleep_level for link in links)}
+        )
 
     async def _weight_version(self, request: web.Request) -> web.Response:
         links = self._seen(request)
         served = [link for link in links if not link.is_outdated] or links
-        return _json({"weight_version": served[0].weight_version})
+        return answers.json_answer({"weight_version": served[0].weight_version})
 
     def _seen(self, request: web.Request) -> list[Link]:
         worker_id = request.match_info.get("worker_id")
@@ -396,7 +368,7 @@ class AdminPlane:
 
     async def _workers(self, request: web.Request) -> web.Response:
         base = f"{request.scheme}://{request.host}/v1/rl/workers"
-        return _json(rl_workers(self._pool, base))
+        return answers.json_answer(rl_workers(self._pool, base))
 
 
 async def _body(request: web.Request) -> bytes:
@@ -425,29 +397,3 @@ def _update(link: Link) -> int:
 
 def _is_broadcaster(action: CollectiveRpc) -> bool:
     return action.method == "init_broadcaster"
-
-
-def _state(outcome: Outcome) -> dict[str, object]:
-    """Return what is known of a worker after an action."""
-    status = outcome.link.status
-    return {
-        "worker_id": outcome.link.worker_id,
-        "ok": outcome.is_done,
-        "error": outcome.done.error or None,
-        "kind": outcome.done.error_kind or None,
-        "connected": outcome.link.is_ready,
-        "weight_version": status.weight_version,
-        "adapters": [adapter.name for adapter in status.adapters],
-        "paused": status.paused,
-        "sleep_level": status.sleep_level,
-        "busy": status.busy or None,
-        "fault": status.fault or None,
-    }
-
-
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode(value),
-        content_type="application/json",
-    )
