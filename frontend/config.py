@@ -32,6 +32,7 @@ from .observability import (
     add_observability_options,
     observability,
 )
+from .parser_settings import add_parser_options, parser_settings
 from .parsers import ParserChoice
 from .policy import Policy
 from .pool import WORKER_WAIT_S
@@ -236,7 +237,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     )
     _add_workers(parser)
     add_routing_options(parser)
-    _add_parsers(parser)
+    add_parser_options(parser)
     add_access_options(parser)
     add_admin_options(parser)
     add_resume_options(parser)
@@ -245,8 +246,6 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     sources = [given.worker, given.workers_file, given.workers_dns]
     if sum(map(bool, sources)) != 1:
         parser.error("give one of --worker, --workers-file and --workers-dns")
-    if given.enable_auto_tool_choice and not given.tool_call_parser:
-        parser.error("--enable-auto-tool-choice needs --tool-call-parser")
     return Config(
         model=given.model,
         served_model_name=given.served_model_name or given.model,
@@ -285,13 +284,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
             trust_chat_template=given.trust_request_chat_template,
             exclude_tools=given.exclude_tools_when_tool_choice_none,
         ),
-        parsers=ParserChoice(
-            tool_call_parser=given.tool_call_parser or None,
-            reasoning_parser=given.reasoning_parser or None,
-            tool_parser_plugin=given.tool_parser_plugin,
-            reasoning_parser_plugin=given.reasoning_parser_plugin,
-            tool_strict_level=given.tool_strict_level,
-        ),
+        parsers=parser_settings(parser, given),
         access=access_settings(parser, given),
         admin=admin_settings(parser, given),
         resume=resume_settings(given),
@@ -385,48 +378,6 @@ def _add_queue(parser: SettingsParser) -> None:
         default=MAX_QUEUE_WAIT_S,
         metavar="S",
         help="requests that wait longer, or would, get 503 (default: %(default)s)",
-    )
-
-
-def _add_parsers(parser: SettingsParser) -> None:
-    """Add vLLM's options for tool calls and reasoning, under vLLM's names."""
-    add = parser.add_argument
-    add(
-        "--tool-call-parser",
-        metavar="NAME",
-        help="vLLM's parser of tool calls (hermes, llama3_json, ...); needs vLLM here",
-    )
-    add(
-        "--reasoning-parser",
-        metavar="NAME",
-        help="vLLM's parser of reasoning (deepseek_r1, qwen3, ...); needs vLLM here, "
-        "and the same option of the engine for structured output",
-    )
-    add(
-        "--enable-auto-tool-choice",
-        action="store_true",
-        help="implied by --tool-call-parser; taken so that vLLM's options fit",
-    )
-    add(
-        "--exclude-tools-when-tool-choice-none",
-        action="store_true",
-        help="leave tools out of the prompt when tool_choice is none",
-    )
-    add(
-        "--tool-strict-level",
-        choices=["auto", "function", "parameter"],
-        default="auto",
-        help="how much of every tool call a grammar binds (default: %(default)s)",
-    )
-    add(
-        "--tool-parser-plugin",
-        metavar="FILE",
-        help="Python file that registers more parsers of tool calls",
-    )
-    add(
-        "--reasoning-parser-plugin",
-        metavar="FILE",
-        help="Python file that registers more parsers of reasoning",
     )
 
 
