@@ -134,9 +134,11 @@ fmt: setup-dev  ## Mend the style.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Without an engine, pyright has nothing to say of what is made of its classes.
 types: setup-dev tree  ## Check the types.
 	$(BIN)/mypy
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python \
+		$(if $(wildcard $(BIN)/vllm),,--project scripts/pyright_without_engine.json)
 
 unit: setup-dev  ## Run unit, contract and fault tests, with branch coverage.
 	$(BIN)/coverage erase
@@ -221,16 +223,9 @@ $(TREE)/%:
 	@mkdir -p $(TREE)
 	@ln -sfn ../../../$* $@
 
-lock:  ## Resolve all requirements anew into requirements/*.lock.
-	@rm -rf build/lock && $(SETUP) && $(BIN)/python -m venv build/lock
-	build/lock/bin/pip install --quiet packaging '.[cpu]' $$($(BIN)/python -c \
-		'import tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
-		print(*groups["dev"], *groups["browser"])')
-	build/lock/bin/python scripts/lock.py
-	@rm -rf build/lock && $(BIN)/python -m venv build/lock
-	build/lock/bin/pip install --quiet packaging $$($(BIN)/python -c \
-		'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["clients"])')
-	build/lock/bin/python scripts/lock.py clients
+lock:  ## Resolve pyproject.toml into requirements/*.lock (UPGRADE='NAME ...' or all: newest).
+	@$(SETUP)
+	@$(BIN)/python scripts/lock.py $(UPGRADE)
 
 clean:  ## Remove what the others made here, but not the cached model.
 	rm -rf .venv .venv-clients build dist *.egg-info .coverage .coverage.* .hypothesis \
