@@ -25,6 +25,13 @@ _log = logging.getLogger(__name__)
 PAUSE_S = 1.0
 """After an error of the system's: no descriptors, no memory."""
 
+OPENING_SHARE = 4
+"""For so many connections that may be open, one more may be in its TLS handshake: each has
+a descriptor. A process opens a thousand a second."""
+
+MIN_OPENING = 16
+"""The same where few may be open: a burst."""
+
 TLS_CLOSE_S = 2.0
 """How long a client may take to say that it has heard of the end of TLS."""
 
@@ -54,6 +61,8 @@ class SharedSite(web.BaseSite):
         super().__init__(runner)
         self._serves = runner.server
         self._bounds = runner.connections
+        most = runner.connections.limits.max_connections
+        self._max_opening = max(MIN_OPENING, most // OPENING_SHARE)
         self._listener = listener
         self._turn = turn
         self._tls = tls
@@ -113,7 +122,7 @@ class SharedSite(web.BaseSite):
             self._look_away(PAUSE_S, self._watch)
             return
         connection.setblocking(False)
-        if len(self._opening) >= self._bounds.limits.max_connections:
+        if len(self._opening) >= self._max_opening:
             next(iter(self._opening)).cancel()  # it has not said who it is for longest
         opening = self._loop.create_task(self._open(connection))
         self._opening[opening] = None

@@ -21,6 +21,7 @@ from tokenwire.protocol.process import num_files, raise_file_limit
 from tokenwire.protocol.tracing import Tracing, start_tracing
 from tokenwire.protocol.watchdog import watch_loop
 
+from .acceptor import MIN_OPENING, OPENING_SHARE
 from .access_log import warn_of_prompts
 from .admin import AdminPlane
 from .config import Config, parse_config
@@ -55,8 +56,12 @@ SWITCH_INTERVAL_S = 0.001
 """How long a thread with long work may keep the GIL from the event loop: Python's 5 ms
 would be added to each of its turns (5.3 ms measured, 1.2 ms so)."""
 
-OWN_FILES = 128
-"""Descriptors beside those of clients: of the process, and of links to some 50 workers."""
+OPERATOR_CONNECTIONS = 64
+"""Of the admin plane, and of ``--metrics-listen``: trainers, probes, a scraper or two."""
+
+OWN_FILES = 128 + 2 * (OPERATOR_CONNECTIONS + MIN_OPENING)
+"""Descriptors beside those of clients: of the process, of links to some 50 workers, and
+of its operator's connections."""
 
 OPEN_TO_ALL = (
     "--host %s without --api-keys: whoever reaches it may use the models"  # and no more
@@ -195,9 +200,16 @@ async def serve(
         tracing=tracing,
     )
     limits = _limits(config)
+    few = min(OPERATOR_CONNECTIONS, limits.max_connections)
+    operators = msgspec.structs.replace(limits, max_connections=few)
     runners: list[Runner] = []
 
-    def door(what: str, app: web.Application, tls: Tls | None = None) -> Door:
+    def door(
+        what: str,
+        app: web.Application,
+        tls: Tls | None = None,
+        limits: ConnectionLimits = operators,
+    ) -> Door:
         runner = Runner(
             app,
             limits,
@@ -208,7 +220,7 @@ async def serve(
         return Door(what, runner, tls)
 
     try:
-        main_door = door("listening on", server.application(), keys.tls)
+        main_door = door("listening on", server.application(), keys.tls, limits)
         metrics.num_connections.set_function(main_door.runner.connections.__len__)
         if share is None:
             await main_door.open(config.host, config.port, reuse_port=config.reuse_port)
@@ -262,7 +274,10 @@ async def serve(
 def _limits(config: Config) -> ConnectionLimits:
     """Return what connections may do, and no more of them than there are descriptors."""
     limits = config.access.limits
-    most = max(1, num_files() - OWN_FILES)
+    most = num_files() - OWN_FILES
+    if config.access.tls is not None:  # of them, those in their handshake
+        most = most * OPENING_SHARE // (OPENING_SHARE + 1)
+    most = max(1, most)
     if most >= limits.max_connections:
         return limits
     _log.warning("connections are bounded by the limit of open files, to %d", most)

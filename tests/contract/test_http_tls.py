@@ -16,6 +16,8 @@ import trustme
 from support.awake import within
 from support.certificates import Certificates
 from support.stack import Stack, eventually, stack
+from tokenwire.frontend import acceptor, app
+from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.tls import Tls, TlsFiles
 from tokenwire.protocol.files import UnusableFile
 
@@ -103,6 +105,34 @@ async def test_a_handshake_has_its_bound(
             with contextlib.suppress(ConnectionError):
                 assert not await reader.read()
         writer.close()
+
+
+async def test_handshakes_have_a_bound_of_their_own(
+    tiny_model: Path, shared: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest makes room for who comes: each has a descriptor, as connections have."""
+    monkeypatch.setattr(acceptor, "MIN_OPENING", 2)
+    arguments = (*shared.arguments, "--max-connections", "4")
+    async with stack(tiny_model, arguments=arguments) as running:
+        host, port = running.url.removeprefix("https://").split(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        async with within(15):  # the time of a handshake is 20 s
+            with contextlib.suppress(ConnectionError):
+                assert not await silent[0][0].read()
+        assert (await asked(running.url, shared.client())).status == 200
+        for _, writer in silent:
+            writer.close()
+
+
+@pytest.mark.parametrize(("tls", "most"), [(False, 800), (True, 640)])
+def test_connections_leave_descriptors_for_all_else(
+    shared: Certificates, monkeypatch: pytest.MonkeyPatch, tls: bool, most: int
+) -> None:
+    """And for handshakes, where there are such."""
+    monkeypatch.setattr(app, "num_files", lambda: app.OWN_FILES + 800)
+    arguments = [*("--model", "m", "--worker", "tcp://127.0.0.1:1")]
+    config = parse_config([*arguments, *(shared.arguments if tls else ())])
+    assert app._limits(config).max_connections == most  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_clients_need_certificates_of_the_right_authority(
