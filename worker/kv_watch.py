@@ -26,7 +26,7 @@ __all__ = ["MAX_CHANGES", "PERIOD_S", "KVWatch"]
 
 PERIOD_S = 0.05
 """Between two messages to a frontend: some engine steps are told at once, and a router
-knows by itself what it has sent within it. A million blocks take 12 s, at 1.3 MB/s."""
+knows by itself what it has sent within it. A million blocks take 12 s, at 0.6 MB/s."""
 
 MAX_CHANGES = 4 * MAX_KV_HASHES
 """Of one period: half a million ids. More are told slice by slice, as to a frontend that
