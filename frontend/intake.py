@@ -44,6 +44,10 @@ served it: they fit into any socket's buffer."""
 RETRY_SPREAD = 0.5
 """Clients turned away together come back spread over this part of their wait more."""
 
+JSON = "application/json"
+UNTYPED = "application/octet-stream"
+"""What aiohttp calls a body without a ``Content-Type``."""
+
 _TENANT_KEY = secrets.token_bytes(16)
 _TENANT_BYTES = 16
 
@@ -81,7 +85,7 @@ class Intake:
         self._timer: asyncio.TimerHandle | None = None
         self.visits: dict[Visit, None] = {}
         """What is being served, in order of arrival."""
-        self._num_body_bytes = 0  # announced or read, and not parsed yet
+        self._num_body_bytes = 0  # read, and not parsed yet
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -118,9 +122,8 @@ class Intake:
             self._metrics.shed("inflight", 0)
             msg = f"this frontend already serves {limit} requests"
             raise overloaded(msg)
-        kinds = ("application/json", "application/octet-stream")
-        if request.method == "POST" and request.content_type not in kinds:
-            msg = f"the body must be application/json, not {request.content_type}"
+        if request.method == "POST" and not _may_be_json(request):
+            msg = f"the body must be {JSON}, not {request.content_type}"
             raise ApiError(415, msg)
         visit = Visit(request.path)
         self.visits[visit] = None
@@ -134,7 +137,7 @@ class Intake:
                 self._idle.set()
 
     async def body(self, request: web.Request, visit: Visit) -> bytes:
-        """Return the body, whose bytes count until ``parsed``.
+        """Return the body, whose bytes count from when they have come until ``parsed``.
 
         Raises:
             ApiError: 408, it takes too long; 429, too much is held already.
@@ -147,12 +150,10 @@ class Intake:
             is_there = request.content.is_eof()
             async with asyncio.timeout(None if is_there else timeout_s):
                 self._check_size(request.content_length or 0)
-                self._hold(visit, request.content_length or 0)
                 async for part in request.content.iter_any():
                     body += part
                     self._check_size(len(body))
-                    if len(body) > visit.num_body_bytes:
-                        self._hold(visit, len(body))
+                    self._hold(visit, len(body))
             visit.is_read = True
             return bytes(body)
         except TimeoutError as error:
@@ -177,12 +178,16 @@ class Intake:
     def _hold(self, visit: Visit, num_bytes: int) -> None:
         """Count so many bytes for a body, those it has already included.
 
+        What is only announced does not count, or who sends nothing would have it all. And
+        a body that is within a request's equal part is taken however much others hold.
+
         Raises:
             ApiError: 429, with those of other bodies they are too many.
         """
         others = self._num_body_bytes - visit.num_body_bytes
         limit = self._config.max_inflight_body_bytes
-        if others and others + num_bytes > limit:
+        part = limit // self._config.max_inflight_requests
+        if others and others + num_bytes > limit and num_bytes > part:
             self._metrics.shed("body_bytes", 0)
             msg = (
                 f"this frontend holds bodies of {others} bytes, near its limit, {limit}"
@@ -317,6 +322,17 @@ def tenant_of(request: web.Request) -> bytes:
         return (request.remote or "").encode()
     data = identity.encode(errors="surrogateescape")
     return hashlib.blake2b(data, digest_size=_TENANT_BYTES, key=_TENANT_KEY).digest()
+
+
+def _may_be_json(request: web.Request) -> bool:
+    """Return whether a body is JSON, by its type; without one it is taken for it.
+
+    But from no page: a browser sends what has no type to any site, and asks it nothing
+    before. It says where such a request comes from.
+    """
+    if request.content_type == JSON or not request.body_exists:
+        return True
+    return request.content_type == UNTYPED and "Origin" not in request.headers
 
 
 def _no_limit(num_own: int) -> int:

@@ -129,13 +129,13 @@ class _Server(web.Server):
 class _Connection(RequestHandler):
     """One connection; to its ``Connections`` a ``Peer``."""
 
-    __slots__ = ("_bounds", "_ignores", "_is_long", "_num_head_bytes")
+    __slots__ = ("_bounds", "_ignores", "_may_be_long", "_num_head_bytes")
 
     def __init__(self, server: _Server, bounds: Connections, **options: Any) -> None:
         super().__init__(server, **options)
         self._bounds = bounds
         self._num_head_bytes = 0  # of a request whose headers are not all there
-        self._is_long = False  # so that the headers may be above the limit
+        self._may_be_long = False  # the headers of any request, from now on
         self._ignores = False  # whatever comes
 
     # --- how long it may take ----------------------------------------------------------
@@ -187,9 +187,13 @@ class _Connection(RequestHandler):
         limit = self._bounds.limits.max_header_bytes
         if self._request_count != num_before:
             self._bounds.arrived(self)
-            self._is_long = self._num_head_bytes + len(data) > limit
+            if self._num_head_bytes + len(data) > limit:
+                self._may_be_long = True
             self._num_head_bytes = 0
-        elif self.is_idle and data:
+        elif not self.is_idle:
+            # Of a body, or of the headers of a request behind the one that is served.
+            self._may_be_long = True
+        elif data:
             # A request has begun. One that has behind another is seen with its next byte.
             self._num_head_bytes += len(data)
             self._bounds.awaits(self)
@@ -210,14 +214,13 @@ class _Connection(RequestHandler):
             self.transport.abort()
 
     def check_head(self, request: BaseRequest) -> None:
-        """Refuse a request whose headers came in one piece, and are too long.
+        """Refuse a request whose headers came with something else, and are too long.
 
         Raises:
             ApiError: 431.
         """
-        if not self._is_long:
+        if not self._may_be_long:
             return
-        self._is_long = False
         limit = self._bounds.limits.max_header_bytes
         num_bytes = len(request.raw_path) + sum(
             len(name) + len(value) for name, value in request.raw_headers

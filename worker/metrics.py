@@ -8,6 +8,7 @@ the same counts are there under vLLM's names, so that its dashboards work.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -392,12 +393,17 @@ class _BlockMetrics:
 
 
 def metrics_application() -> WSGIApplication:
-    """Return the page of the default registry, whatever path is asked for."""
+    """Return the page of the default registry, whatever path is asked for.
+
+    However many ask at once, one thread makes it: the event loop has to share the GIL.
+    """
+    making = threading.Lock()
 
     def application(_: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         # Whatever is asked for: as OpenMetrics, the client library (0.26) would call
         # vLLM's families `vllm_`, where every dashboard says `vllm:`.
         start_response("200 OK", [("Content-Type", CONTENT_TYPE)])
-        return [generate_latest(REGISTRY)]
+        with making:
+            return [generate_latest(REGISTRY)]
 
     return application

@@ -92,6 +92,24 @@ async def test_other_pages_may_do_nothing(served: Stack, origin: str | None) -> 
     assert after.headers["Vary"] == "Origin"
 
 
+@pytest.mark.parametrize("kind", ["", "application/octet-stream", "text/plain"])
+async def test_no_page_sends_a_body_that_its_browser_asks_nobody_about(
+    tiny_model: Path, kind: str
+) -> None:
+    """One without a type goes to any site: JSON in it is taken from programs alone."""
+    body = b'{"prompt": [5], "max_tokens": 1}'
+    async with stack(tiny_model) as plain:
+        for origin, status in ((THEIRS[1], 415), ("null", 415), (None, 200)):
+            headers = {} if origin is None else {"Origin": origin}
+            async with plain.client.post(
+                f"{plain.url}/v1/completions",
+                data=body,
+                headers={**headers, "Content-Type": kind} if kind else headers,
+                skip_auto_headers=["Content-Type"],
+            ) as answer:
+                assert answer.status == (415 if kind == "text/plain" else status)
+
+
 async def test_what_is_no_list_of_names_is_not_repeated(served: Stack) -> None:
     """Of the headers that a page would send."""
     wants = {**WANTS, "Access-Control-Request-Headers": "x: y"}

@@ -390,20 +390,22 @@ async def test_prefill_and_decode_workers_are_filled(tiny_model: Path) -> None:
 def _post(port: int, size: int, *, chunked: bool = False) -> socket.socket:
     """Begin a request whose body does not come to its end."""
     client = socket.create_connection(("127.0.0.1", port))
-    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % size
+    length = b"Transfer-Encoding: chunked"
+    if not chunked:
+        length = b"Content-Length: %d" % (size + 1)
     client.sendall(
         b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
         + length
         + b"\r\n\r\n"
     )
-    if chunked:
-        client.sendall(b"%x\r\n%s\r\n" % (size, b" " * size))
+    spaces = b" " * size
+    client.sendall(b"%x\r\n%s\r\n" % (size, spaces) if chunked else spaces)
     return client
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_bodies_held_at_once_are_bounded(tiny_model: Path, chunked: bool) -> None:
-    """By what is announced, or by what has come; one alone is always taken."""
+    """By what has come, however it was announced; one alone is always taken."""
     async with stack(
         tiny_model, arguments=("--max-inflight-body-bytes", "1000")
     ) as running:
@@ -418,6 +420,36 @@ async def test_bodies_held_at_once_are_bounded(tiny_model: Path, chunked: bool) 
         async with within(60):
             while (await running.post("/tokenize", large)).status != 200:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_body_that_is_only_announced_keeps_nobody_out(
+    tiny_model: Path,
+) -> None:
+    """Nor does one that is held: what is within a request's part is always taken."""
+    arguments = ("--max-inflight-body-bytes", "4000", "--max-inflight-requests", "10")
+    async with stack(
+        tiny_model, arguments=(*arguments, "--max-body-bytes", "5000")
+    ) as running:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json"
+        port = int(running.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.sendall(head + b"\r\nContent-Length: 4900\r\n\r\n")
+            await eventually(lambda: len(running.intake.visits) == 1, "it has begun")
+            large = await running.post("/tokenize", {"prompt": "a" * 2000})
+            assert large.status == 200
+        with _post(port, 3900):
+            held = "_num_body_bytes"
+            await eventually(
+                lambda: getattr(running.intake, held) == 3900, "it is held"
+            )
+            refused(
+                await running.post("/tokenize", {"prompt": "a" * 2000}),
+                429,
+                "overloaded",
+            )
+            assert (
+                await running.post("/tokenize", {"prompt": "a" * 300})
+            ).status == 200
 
 
 async def test_a_body_that_unpacks_to_too_much_is_refused(tiny_model: Path) -> None:

@@ -177,6 +177,26 @@ async def test_headers_above_the_limit_are_a_431(tiny_model: Path, how: str) -> 
         assert await large.is_closed()
 
 
+async def test_headers_behind_a_request_are_bounded_as_well(tiny_model: Path) -> None:
+    """Sent with it, or while it is served."""
+    body = b'{"prompt": "a"}'
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(body)
+    long = headers(10, LIMIT // 8)
+    async with stack(tiny_model, arguments=ARGUMENTS) as served:
+        async with client(served) as together:
+            assert await together.ask(LIVE + long) == 200
+            assert await together.status() == 431
+        async with client(served) as behind:
+            behind.writer.write(head)
+            await eventually(lambda: len(served.intake.visits) == 1)
+            behind.writer.write(body[:1])
+            await looks(served, 1)
+            behind.writer.write(body[1:] + long[:LIMIT])
+            assert await behind.status() == 200
+            assert await behind.ask(long[LIMIT:]) == 431
+
+
 async def test_too_many_headers_are_a_400(tiny_model: Path) -> None:
     """However short they are."""
     async with (

@@ -74,6 +74,20 @@ def test_gauges_are_what_fits_each() -> None:
     assert [re.sub(".*process=", "", key) for key in cpu] == ["0}", "1}"]
 
 
+def test_a_name_with_ends_of_lines_is_one_label() -> None:
+    """A worker says what it is called; whatever that is, the parent can read the page."""
+    name = "w\u2028 1\x0b\x85\r\n# TYPE x gauge"
+    metrics = process(1, 0.003)
+    metrics.index_blocks.read = lambda: {name: 2.0}
+    books = Books(1)
+    books.told(0, text(metrics))
+
+    page = books.page({0})
+
+    assert page.count("tokenwire_kv_index_blocks{") == 1
+    assert page.count("\n# TYPE") == text(metrics).count("\n# TYPE")
+
+
 def test_no_sum_falls() -> None:
     """Neither while a process does not answer, nor when it has ended and another begins."""
     books = Books(2)
