@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from . import guard
 from .output import LineSplitter
@@ -23,7 +24,7 @@ vLLM writes about 1 MB an hour at INFO, a day and a half at least."""
 NUM_LAST_LINES = 15
 """What is shown of a process that died: a Python traceback's end."""
 
-_READ_BYTES = 64 * 1024
+_STDOUT = 1
 _OUTPUT_END_S = 2.0
 """For output that is still in the pipe when the process has ended. Longer only if
 something unknown to the guard holds the pipe, and that must not keep us."""
@@ -34,17 +35,18 @@ class Child:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        guarded: _Guarded,
         log: _Log,
         on_line: Callable[[str], None],
         on_end: Callable[[], None],
     ) -> None:
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
-        self._process = process
+        self._guarded = guarded
         self._log = log
         self._on_line = on_line
         self._on_end = on_end
-        self._output = asyncio.create_task(self._read_output())
+        self._lines = LineSplitter()
+        guarded.on_output = lambda data: self._take(self._lines.feed(data))
 
     @classmethod
     async def start(
@@ -66,8 +68,11 @@ class Child:
             OSError: The log file cannot be written, or no process can be made.
         """
         log = _Log(log_path)
+        guarded = _Guarded()
+        child = cls(guarded, log, on_line, on_end)
         try:
-            process = await asyncio.create_subprocess_exec(
+            await asyncio.get_running_loop().subprocess_exec(
+                lambda: guarded,
                 *(sys.executable, "-I", "-S", guard.__file__, *command),
                 stdin=asyncio.subprocess.PIPE,  # the guard's lifeline
                 stdout=asyncio.subprocess.PIPE,
@@ -78,7 +83,7 @@ class Child:
         except BaseException:
             log.close()
             raise
-        return cls(process, log, on_line, on_end)
+        return child
 
     def stop(self) -> None:
         """Ask the command to end (SIGTERM)."""
@@ -91,34 +96,23 @@ class Child:
     def kill_group(self) -> None:
         """Kill the guard with its group: for a guard that does not obey."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._guarded.process.get_pid(), signal.SIGKILL)
 
     async def wait(self) -> int:
         """Return the exit status (``-N`` for signal N) once all of it has ended."""
-        status = await self._process.wait()
+        status = await self._guarded.exited
         if status == -signal.SIGKILL:
             # Perhaps the guard itself was killed: its group is still there.
             self.kill_group()
-        await asyncio.wait([self._output], timeout=_OUTPUT_END_S)
-        self._output.cancel()
-        await asyncio.wait([self._output])
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        await asyncio.wait([self._guarded.output_ended], timeout=_OUTPUT_END_S)
+        self._guarded.process.close()
+        self._take(self._lines.end())
         self._log.close()
         return status
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
-    async def _read_output(self) -> None:
-        stdout = self._process.stdout
-        if stdout is None:
-            return
-        splitter = LineSplitter()
-        while data := await stdout.read(_READ_BYTES):
-            self._take(splitter.feed(data))
-        self._take(splitter.end())
+            self._guarded.process.send_signal(number)
 
     def _take(self, lines: list[str]) -> None:
         for line in lines:
@@ -128,6 +122,39 @@ class Child:
             self._log.write(line)
             self.last_lines.append(line)
             self._on_line(line)
+
+
+class _Guarded(asyncio.SubprocessProtocol):
+    """A guard as the event loop tells of it.
+
+    ``asyncio.subprocess.Process.wait`` waits for the pipes as well (in Python 3.11), so
+    it does not return where a guard was killed and what it guarded holds them.
+    """
+
+    process: asyncio.SubprocessTransport
+    on_output: Callable[[bytes], None]
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self.output_ended: asyncio.Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.process = cast("asyncio.SubprocessTransport", transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        del fd  # it has one for both outputs
+        self.on_output(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        del exc
+        if fd == _STDOUT and not self.output_ended.done():
+            self.output_ended.set_result(None)
+
+    def process_exited(self) -> None:
+        status = self.process.get_returncode()
+        if status is not None and not self.exited.done():
+            self.exited.set_result(status)
 
 
 class _Log:

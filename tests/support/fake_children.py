@@ -44,6 +44,9 @@ if "family" in behaviour:  # as an engine that neither hears nor notices anythin
     family = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
     family.stdout.readline()
     note("family", str(family.pid))
+if "tracker" in behaviour:  # as Python's resource tracker: it shares our output
+    tracker = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    note("family", str(tracker.pid))
 print(f"tokenwire-{kind}: loading", file=sys.stderr, flush=True)
 print("INFO 01-01 chatter", flush=True)
 print("WARNING 01-01 take care", flush=True)

@@ -67,6 +67,23 @@ async def test_restarts_a_killed_worker_under_its_new_endpoint(tmp_path: Path) -
         assert setup.workers()["decode-0"] == f"tcp://127.0.0.1:{new}"
 
 
+async def test_restarts_a_worker_whose_guard_is_killed(tmp_path: Path) -> None:
+    """``pkill -9 -f`` with a worker's name kills its guard, too, and the worker is restarted.
+
+    The resource tracker outlives both and holds their output: nobody waits for its end.
+    """
+    async with starting(tmp_path) as start:
+        setup = start("prefill-0", "decode-0", decode_0=["tracker"])
+        await setup.lines.until("tokenwire serves")
+        old, tracker = setup.pid("decode-0"), setup.pid("decode-0", "family")
+        os.kill(os.getpgid(old), signal.SIGKILL)  # the guard leads the group
+        await setup.lines.until("decode-0", "SIGKILL", "starts again")
+        await setup.lines.until("decode-0", "up at", times=2)
+        assert setup.pid("decode-0") != old
+        assert gone(old)
+        assert gone(tracker)
+
+
 async def test_a_dead_worker_leaves_the_workers_file(tmp_path: Path) -> None:
     """While a worker is down, the workers file does not send frontends to it."""
     policy = RestartPolicy(first_delay_s=3600, max_delay_s=3600)
