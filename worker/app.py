@@ -147,7 +147,6 @@ class Worker:
 
     async def _startup(self) -> Service:
         config = self._config
-        self._say("starting")
         # First what fails at once if it does: an engine may load for minutes.
         link = self._link = Link(
             config.listen,
@@ -333,7 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started_at = time.monotonic()
     config = parse_config(arguments)
     who = {"worker": config.worker_id, "role": config.role.value}
-    log_as(config.logs, "%(levelname)s %(message)s", who)
+    log_as(config.logs, "%(asctime)s %(levelname)s %(name)s: %(message)s", who)
+    _tell("starting", 0.0)
     if config.keys.insecure_plaintext:
         logging.getLogger(__name__).warning(INSECURE)
     raise_file_limit()

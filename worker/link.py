@@ -110,7 +110,8 @@ class Link:
             self._socket.bind(listen)
         except zmq.ZMQError as error:
             self.close()
-            msg = f"cannot listen on {listen}: {error.strerror}"
+            reason = str(error.strerror).partition(" (addr=")[0]  # said already
+            msg = f"cannot listen on {listen}: {reason}"
             raise LinkError(msg) from error
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
