@@ -22,6 +22,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly VENV=${VENV:-.venv}
 readonly UV=uv==0.13.9 # installs the locks in 10 s, where pip takes 90 s
 readonly TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# As pip does: an own authority, such as a company's proxy has, is known to the system.
+export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS-1}
 # An unreachable index must not hold up the fallback to pip for minutes.
 readonly UV_TIMEOUT_S=240
 
