@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     settings = parser.parse_settings(given)
     model = settings.model or _demo_model(parser)
+    if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
+        parser.error(f"argument --model: there is no folder {model}")
     try:
         port = usable_port(settings.host, settings.port)
         over_tls = TLS_VARIABLE in os.environ and METRICS_VARIABLE not in os.environ

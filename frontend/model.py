@@ -30,6 +30,9 @@ def load_model(path: str, executor: Executor | None = None) -> TextModel:
     """
     folder = Path(path)
     if not folder.is_dir():
+        if path.startswith(("/", ".", "~")):  # no hub id begins so
+            msg = f"model {path}: there is no such folder"
+            raise ModelError(msg)
         folder = _download(path)
     file = folder / "tokenizer.json"
     try:

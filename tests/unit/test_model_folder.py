@@ -46,6 +46,13 @@ def rendered(model: TextModel, *, tools: bool = False, **options: Any) -> str:
     )
 
 
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none"])
+def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(name: str) -> None:
+    """A hub id does not look so: the sentence is about the folder."""
+    with pytest.raises(ModelError, match=f"^model {name}: there is no such folder$"):
+        load_model(name)
+
+
 # --- tokens that only the settings know ------------------------------------------------
 
 BOS_EOS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

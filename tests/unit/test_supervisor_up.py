@@ -26,6 +26,11 @@ from tokenwire.deploy.probe import PortUnusable, browsable, http_status, usable_
             "--decode or --aggregated must be",
         ),
         (["--model", "m", "--frontends", "0"], "--frontends must be"),
+        (
+            ["--model", "/no/such/model"],
+            "argument --model: there is no folder /no/such",
+        ),
+        (["--model", "./none"], "argument --model: there is no folder ./none"),
         ([], "--model is required: no demo model is built in"),
     ],
 )
