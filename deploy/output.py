@@ -24,6 +24,18 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TROUBLE = re.compile(r"\b(?:WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\w+Warning: ")
 _LEVEL_WITHIN_CHARS = 100  # a level further in is part of somebody's text
 _CHATTER = re.compile(r"(?:\([^)]*\) )*\[?(?:INFO|DEBUG|TRACE)\b")
+# What vLLM always warns of where a worker of ours runs on a CPU: nothing to be done.
+_USUAL = re.compile(
+    r"\bEnforce eager set, disabling torch\.compile"
+    r"|\bInductor compilation was disabled by user settings"
+    r"|\bTriton is not installed\. triton-cpu is expected"
+    r"|\bReset SSM cache type to float32"
+    r"|\bModel Runner V2 requires Triton"
+    r"|\bInitializing KVConnectorBase_V1\. This API is experimental"
+    r"|\bUsing kv_role='kv_both' with NixlConnector is deprecated"
+    r"|\bUsing custom scheduler class tokenwire\."
+    r"|\bFutureWarning: `torch\.distributed\.reduce_op` is deprecated"
+)
 _TRACEBACK = re.compile(r"\s*(?:\([^)]*\) )*Traceback \(most recent call last\)")
 
 
@@ -81,6 +93,8 @@ class OutputReader:
             if logged.kind is not Kind.SHOW:
                 return logged
             text = logged.text
+            if _is_usual(text):
+                return Seen(Kind.QUIET, text)
         elif phase := _PHASE.match(text):
             self._in_traceback = False
             return Seen(Kind.PHASE, phase[1])
@@ -105,9 +119,13 @@ class OutputReader:
             self._in_traceback = text.startswith((" ", "\t"))
             if self._in_traceback or not self._is_indented:
                 return True
-        if _CHATTER.match(text):
+        if _CHATTER.match(text) or _is_usual(text):
             return False
         return bool(_TROUBLE.search(text, 0, _LEVEL_WITHIN_CHARS))
+
+
+def _is_usual(text: str) -> bool:
+    return bool(_USUAL.search(text, 0, 2 * _LEVEL_WITHIN_CHARS))
 
 
 def _logged(text: str) -> Seen | None:
@@ -124,7 +142,8 @@ def _logged(text: str) -> Seen | None:
     if level not in {"WARNING", "ERROR", "CRITICAL"}:
         return Seen(Kind.QUIET, text)
     error = str(line.get("exception", "")).rpartition("\n")[2]
-    shown = f"{level} {line.get('logger')}: {line.get('message')} {error}"
+    message = str(line.get("message")).partition("\n")[0]
+    shown = f"{level} {line.get('logger')}: {message} {error}"
     return Seen(Kind.SHOW, shown.rstrip())
 
 

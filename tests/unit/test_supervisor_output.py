@@ -30,6 +30,22 @@ def kinds(*lines: str) -> list[Kind | None]:
         ("WARNING 11-29 17:30:12 [cpu.py:3] slow", Kind.SHOW),
         ("/a/b.py:3: UserWarning: old", Kind.SHOW),
         ("Loading safetensors checkpoint shards: 100% 1/1", Kind.QUIET),
+        (
+            "(EngineCore pid=7) WARNING 12-01 [vllm.py:1] Enforce eager set, disabling torch.compile, CUDAGraphs",
+            Kind.QUIET,
+        ),
+        (
+            "WARNING 12-01 [scheduler.py:2] Using custom scheduler class tokenwire.worker.S.",
+            Kind.QUIET,
+        ),
+        (
+            "WARNING 12-01 [scheduler.py:2] Using custom scheduler class theirs.S.",
+            Kind.SHOW,
+        ),
+        (
+            '{"time":"t","level":"warning","logger":"vllm","message":"Triton is not installed. triton-cpu is expected"}',
+            Kind.QUIET,
+        ),
         ("x" * 200 + " ERROR", Kind.QUIET),
         ("", Kind.QUIET),
     ],
