@@ -8,6 +8,7 @@ looked at again.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Protocol
 
 import zmq
@@ -133,10 +134,13 @@ class Dealer:
             socket.close(0)
             msg = f"cannot connect: {error.strerror}"
             raise Incompatible(msg) from error
-        self._loop.add_reader(socket.fileno(), self._woken)
-        self._loop.add_reader(self._monitor.fileno(), self._read_monitor)
+        # What comes is no request's, though one may have sent or connected: lines of the
+        # log would be taken for being about it.
+        self._nobodys = nobodys = contextvars.Context()
+        nobodys.run(self._loop.add_reader, socket.fileno(), self._woken)
+        nobodys.run(self._loop.add_reader, self._monitor.fileno(), self._read_monitor)
         # What came before the reader was there raises no edge.
-        self._loop.call_soon(self._read_monitor)
+        self._loop.call_soon(self._read_monitor, context=nobodys)
 
     def send(self, data: bytes) -> bool:
         """Queue a message; returns whether the peer takes it."""
@@ -149,7 +153,7 @@ class Dealer:
         finally:
             # A send, failed or not, can swallow the edge of a message that has arrived.
             if self._has_more():
-                self._loop.call_soon(self.read)
+                self._loop.call_soon(self.read, context=self._nobodys)
         return True
 
     def read(self) -> None:
@@ -160,7 +164,7 @@ class Dealer:
             if not self._has_more():  # to try and fail costs four times as much
                 return
             self._listener.received(self._socket.recv(zmq.NOBLOCK))
-        self._loop.call_soon(self.read)
+        self._loop.call_soon(self.read, context=self._nobodys)
 
     def _woken(self) -> None:
         """Take what has woken the loop: nearly always a message, so it is not asked for."""

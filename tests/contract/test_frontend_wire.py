@@ -33,6 +33,7 @@ from tokenwire.protocol.codec import decode_from_frontend, encode
 from tokenwire.protocol.errors import Incompatible
 from tokenwire.protocol.handshake import check_card
 from tokenwire.protocol.limits import HEARTBEAT_TIMEOUT_S
+from tokenwire.protocol.logs import ABOUT
 from tokenwire.protocol.messages import (
     ADMIN,
     CAPTURE,
@@ -282,6 +283,26 @@ async def test_a_breach_loses_the_request_and_resets_the_link(
     assert pair.link.num_protocol_errors == 1
     await pair.ready()
     assert pair.worker.peer != old_peer
+
+
+async def test_what_a_worker_says_is_no_requests_line() -> None:
+    """Also where it is heard since a request has sent, or has had the link begin anew."""
+    about: list[object] = []
+
+    class Seen(Recorder):
+        def tokens(self, item: Tokens, end: Finished | None) -> None:
+            about.append(ABOUT.get())
+            super().tokens(item, end)
+
+    ABOUT.set({"request_id": "a-request"})
+    async with connected() as pair:
+        await pair.ready()
+        submit = Submit("r", pack_ids([1]), Sampling(max_tokens=9))
+        pair.link.submit(submit, Seen())
+        await pair.worker.receive(Submit)
+        await pair.worker.send(Batch([tokens(0, 1)], []))
+        await eventually(lambda: bool(about))
+    assert about == [None]
 
 
 async def test_what_never_makes_sense_is_asked_less_and_less(
