@@ -13,13 +13,15 @@ from itertools import product
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     ProcessCollector,
-    disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from tokenwire.protocol.messages import ErrorKind
@@ -27,8 +29,9 @@ from tokenwire.protocol.messages import ErrorKind
 from .admission import Reason
 from .disaggregation import PrefillPlace
 from .goodput import Objectives, Outcome
+from .tallies import Tally
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "Counters", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -97,6 +100,21 @@ class _Histograms(Collector):
             yield family
 
 
+class Counters(Collector):
+    """A tally as Prometheus' library shows its own counters."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Return the family; called by the registry."""
+        tally = self._tally
+        family = CounterMetricFamily(tally.name, tally.text, labels=tally.label_names)
+        for values, count in tally.counts.items():
+            family.add_metric(values, count.value)
+        yield family
+
+
 class EachGauge(Collector):
     """A gauge with a value for each of what there is when Prometheus asks."""
 
@@ -125,8 +143,6 @@ class Metrics:
     def __init__(
         self, model_name: str = "", objectives: Objectives | None = None
     ) -> None:
-        # A second series per counter, which nobody reads.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         ProcessCollector(registry=self.registry)
@@ -458,5 +474,7 @@ class Metrics:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Tally:
+        tally = Tally(name, text, labels)
+        self.registry.register(Counters(tally))
+        return tally
