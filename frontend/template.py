@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 import jinja2
 import jinja2.ext
+import jinja2.runtime
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
@@ -22,7 +23,7 @@ from jinja2.parser import Parser
 from .content import text_of
 from .errors import bad_request
 
-__all__ = ["ChatTemplate", "ContentFormat"]
+__all__ = ["ChatTemplate", "ContentFormat", "Sandbox"]
 
 ContentFormat = Literal["string", "openai"]
 """How a template wants ``content``: as text, or as OpenAI's list of parts."""
@@ -91,9 +92,36 @@ def _tojson(
     )
 
 
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox; what templates ask for most, it finds sooner, and the same."""
+
+    def getattr(self, obj: object, attribute: str) -> Any:
+        """Return an attribute, or else an item.
+
+        A message is a dictionary, and ``message.role`` no attribute of those: to look for
+        it as one ends in an error that is caught, several for each message.
+        """
+        kind: type = type(obj)
+        if kind is dict and attribute not in _OF_DICTS:
+            item = cast("dict[str, Any]", obj).get(attribute, _MISSING)
+            if item is _MISSING:
+                return self.undefined(obj=obj, name=attribute)
+            return item
+        if kind is jinja2.runtime.LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
+_OF_DICTS = frozenset(dir(dict))
+_OF_LOOPS = frozenset({"first", "last", "index", "index0", "length"})
+"""Numbers and truths, which are safe; other names take the long way."""
+
+_MISSING = object()
+
+
 def _environment() -> jinja2.Environment:
     # Not for HTML: nothing is escaped in a prompt.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
@@ -120,10 +148,13 @@ class ChatTemplate:
         """
         try:
             tree = _ENVIRONMENT.parse(source)
-            self._template = _ENVIRONMENT.from_string(source, _FUNCTIONS)
+            template = _ENVIRONMENT.from_string(source, _FUNCTIONS)
         except jinja2.TemplateSyntaxError as error:
             msg = f"the chat template is wrong in line {error.lineno}: {error.message}"
             raise ValueError(msg) from error
+        # As one dictionary: of two chained ones each rendering would make one, slowly.
+        template.globals = dict(template.globals)
+        self._template = template
         self.source = source
         self._special_tokens = special_tokens
         self.content_format: ContentFormat = (
@@ -177,7 +208,7 @@ class ChatTemplate:
         if documents is not None:
             names["documents"] = list(documents)
         try:
-            text = "".join(_bounded(self._template.generate(names)))
+            text = _joined(self._template.generate(names))
         except Exception as error:
             # A template is the model's own code: what it meets in a message that it
             # was not written for may end in any error.
@@ -255,14 +286,17 @@ def _up_to_mark(text: str, final: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-def _bounded(pieces: Iterator[str]) -> Iterator[str]:
+def _joined(pieces: Iterator[str]) -> str:
+    """Return a template's output, within its bound."""
+    parts: list[str] = []
     size = 0
     for piece in pieces:
         size += len(piece)
         if size > MAX_RENDERED_CHARS:
             msg = f"its output is above {MAX_RENDERED_CHARS} characters"
             raise ValueError(msg)
-        yield piece
+        parts.append(piece)
+    return "".join(parts)
 
 
 # --- what a template wants -------------------------------------------------------------

@@ -6,6 +6,9 @@ import datetime
 from typing import Any, cast
 
 import jinja2
+import jinja2.exceptions
+import jinja2.runtime
+import jinja2.sandbox
 import pytest
 from transformers.utils import chat_template_utils
 
@@ -369,3 +372,57 @@ def test_developers_are_the_system_where_a_template_knows_none() -> None:
     assert joined.startswith("<|im_start|>system\nBe kind.\n\nGo<|im_end|>")
     assert "developer" not in joined
     assert "<|im_start|>developer\nBe kind." in render(knows, messages)
+
+
+def told(undefined: jinja2.Undefined) -> tuple[type[Exception], str]:
+    """Return what an undefined value says of itself where it is used."""
+    with pytest.raises(
+        (jinja2.UndefinedError, jinja2.exceptions.SecurityError)
+    ) as raised:
+        _ = undefined.more
+    return raised.type, str(raised.value)
+
+
+def test_what_is_found_sooner_is_found_the_same() -> None:
+    """Attributes of messages and loops, and names that are none, as the sandbox has them."""
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    ours = module.Sandbox()
+    loop = jinja2.runtime.LoopContext([1, 2], jinja2.Undefined)
+    next(loop)
+    values: list[Any] = [
+        {"role": "user", "items": 1, "first": 2},
+        {},
+        loop,
+        "text",
+        [1],
+    ]
+    names = [
+        *("role", "items", "first", "last", "index", "index0", "length", "cycle"),
+        *("update", "__class__", "_iterable", "nothing", "previtem", "append"),
+    ]
+
+    for value in values:
+        for name in names:
+            got, want = ours.getattr(value, name), plain.getattr(value, name)
+            assert type(got) is type(want), (value, name)
+            if isinstance(want, jinja2.Undefined):
+                assert told(got) == told(want)
+            elif not callable(want):
+                assert got == want
+
+
+def test_a_template_does_not_keep_what_it_is_given() -> None:
+    """Names of one rendering are not there in the next."""
+    source = "{{ extra is defined }}{% set extra = 1 %}{{ raise_exception is defined }}"
+    template = ChatTemplate(source, {})
+
+    def text(**names: Any) -> str:
+        return template.render(
+            [message("user", "a")],
+            add_generation_prompt=True,
+            continue_final_message=False,
+            template_kwargs=names,
+        )
+
+    assert text(extra=0) == "TrueTrue"
+    assert text() == "FalseTrue"
