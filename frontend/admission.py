@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+import msgspec
+
 __all__ = ["Bounds", "Gate", "Reason", "State", "Ticket"]
 
 REFRESH_S = 0.01
@@ -72,8 +74,7 @@ class Bounds:
     max_wait_s: float
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """One request at the gate.
 
     ``decided`` is called once, when one that waits is admitted or shed.

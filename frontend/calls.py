@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -18,7 +17,7 @@ from .errors import ApiError, bad_request
 from .fold import Fold
 from .frame import Frame, Shape
 from .job import Job, Reasoning
-from .kept import MAX_BODY_BYTES, Context, Known
+from .kept import MAX_BODY_BYTES, NOTHING, Context, Known
 from .nvext import SELECTOR, Nvext, Selection, root_or_nvext, select
 from .parsing import ParsingFold
 from .planning import plan_output, template_kwargs, tools_shown
@@ -49,13 +48,12 @@ from .stop import StopStrings
 from .tokenizer import TextModel
 from .turns import given_by_fields
 
-NOTHING = Known()
+NO_REASONING = Reasoning()
 
 __all__ = ["Call", "chat_call", "completion_call", "numbered"]
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """A checked request: what to run, and how to answer."""
 
     response_id: str
@@ -96,12 +94,20 @@ class Call:
                 raise ApiError(413, msg, param="nvext.resumable.on_disconnect")
             return
         keeping = resumable.keeping(route, body, owner)
-        self.jobs = [(replace(job, keeping=keeping), fold) for job, fold in self.jobs]
+        self.jobs = [
+            (msgspec.structs.replace(job, keeping=keeping), fold)
+            for job, fold in self.jobs
+        ]
 
     def of_session(self, session_id: str) -> None:
         """Take what a header says, unless the body has said it."""
         self.jobs = [
-            (job if job.session_id else replace(job, session_id=session_id), fold)
+            (
+                job
+                if job.session_id
+                else msgspec.structs.replace(job, session_id=session_id),
+                fold,
+            )
             for job, fold in self.jobs
         ]
 
@@ -264,7 +270,7 @@ async def _chat_prompt(
         # A salt asks that nobody can tell what was there before.
         shared=request.cache_salt is None and nvext.cache_salt is None,
     )
-    return replace(prompt, echo=echo)
+    return prompt if echo is None else msgspec.structs.replace(prompt, echo=echo)
 
 
 async def _call(
@@ -315,7 +321,7 @@ async def _call(
         )
         if nvext.is_resumable:
             sampling, seed_source = pinned(sampling, nvext, pool, resume, context)
-        reasoning = Reasoning()
+        reasoning = NO_REASONING
         if plan is not None:
             sampling = msgspec.structs.replace(
                 sampling, structured_output=plan.structured_output

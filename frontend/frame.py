@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from tokenwire.protocol.messages import Logprobs
 
@@ -18,8 +19,7 @@ from .turns import Prefix
 __all__ = ["Finished", "Frame", "Shape", "usage"]
 
 
-@dataclass(slots=True)
-class Finished:
+class Finished(msgspec.Struct):
     """All of one choice, for a response that is not streamed."""
 
     index: int
@@ -30,8 +30,7 @@ class Finished:
     parsed: MessagePart | None = None  # what a parser made of the text, in its place
 
 
-@dataclass(slots=True, frozen=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """What all chunks and the response of one request have in common."""
 
     response_id: str
@@ -40,7 +39,7 @@ class Frame:
     text_model: TextModel
     selection: Selection
     prompts: list[list[int]]  # (num_prompts,) of ids
-    echoes: list[str | None] = field(default_factory=list[str | None])  # if any
+    echoes: list[str | None] = []  # if any
     choices_per_prompt: int = 1
     num_logprobs: int | None = None  # alternatives per token; None: not asked for
     num_prompt_logprobs: int | None = None

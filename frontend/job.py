@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from tokenwire.protocol.messages import FinishReason, JsonObject, Logprobs, Sampling
 
@@ -14,16 +15,14 @@ from .kept import Keeping
 __all__ = ["Cached", "End", "Job", "Nobody", "Reasoning", "Sink"]
 
 
-@dataclass(slots=True, frozen=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True):
     """What an engine must know of reasoning to apply a grammar behind it."""
 
     ended: bool | None = None  # None: it looks at the prompt with its own parser
     parser_kwargs: JsonObject | None = None  # for that parser
 
 
-@dataclass(slots=True, frozen=True)
-class Cached:
+class Cached(msgspec.Struct, frozen=True):
     """Where the beginning of a sequence was computed: it may still be cached there."""
 
     worker_id: str
@@ -31,8 +30,7 @@ class Cached:
     num_tokens: int
 
 
-@dataclass(slots=True, frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """What to generate: one sequence."""
 
     prompt_token_ids: list[int]  # (num_prompt_tokens,)
@@ -47,7 +45,7 @@ class Job:
     session_id: str | None = None  # whose workers are preferred, see ``affinity``
     capture: bool = False  # the client can see where hidden states are saved
     lora: str = ""  # name of the adapter; empty: the model itself
-    output_token_ids: list[int] = field(default_factory=list[int])
+    output_token_ids: list[int] = []
     """What it has had before: it goes on behind them, (num_output_tokens,)."""
     end_ids: Collection[int] = frozenset()
     """Those that end an answer, unless the parameters ignore them."""
@@ -61,8 +59,7 @@ class Job:
         return self.sampling.temperature == 0 or self.sampling.seed is not None
 
 
-@dataclass(slots=True)
-class End:
+class End(msgspec.Struct):
     """How a sequence ended, and all that is known then."""
 
     reason: FinishReason
@@ -75,12 +72,10 @@ class End:
     prompt_logprobs: Logprobs | None = None  # (num_prompt_tokens - 1) rows
     weight_version: str | None = None  # of the last id
     # (index of the first id, version), ascending, where ids are of several
-    weight_versions: list[tuple[int, str]] = field(
-        default_factory=list[tuple[int, str]]
-    )
+    weight_versions: list[tuple[int, str]] = []
     called_tools: bool = False  # a parser found calls, and the output stopped
-    worker_ids: dict[str, str] = field(default_factory=dict[str, str])
-    timing: dict[str, float] = field(default_factory=dict[str, float])  # in ms
+    worker_ids: dict[str, str] = {}
+    timing: dict[str, float] = {}  # in ms
 
     @property
     def finish_reason(self) -> str:

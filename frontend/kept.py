@@ -8,7 +8,6 @@ Laws:
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import msgspec
 
@@ -19,6 +18,7 @@ from .checkpoint import Checkpoint, Holder, SeedSource
 __all__ = [
     "FORM",
     "MAX_BODY_BYTES",
+    "NOTHING",
     "Context",
     "History",
     "Keeping",
@@ -66,16 +66,17 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True):
     history: History = History()
 
 
-@dataclass(slots=True, frozen=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """What a frontend knows of a request that its body does not say."""
 
     context: Context | None = None  # of the generation that it is told again
     checkpoint: Checkpoint | None = None  # of the one that it names to go on from
 
 
-@dataclass(slots=True, frozen=True)
-class Keeping:
+NOTHING = Known()
+
+
+class Keeping(msgspec.Struct, frozen=True):
     """Has a sequence kept, at each of its workers."""
 
     owner: bytes

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Literal, TypeVar, cast
 
@@ -116,8 +115,7 @@ def root_or_nvext(root: T | None, nested: T | None, field: str) -> T | None:
     return nested if root is None else root
 
 
-@dataclass(slots=True, frozen=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """Which extra fields a response carries, and where beside ``nvext``."""
 
     completion_token_ids: bool = False
@@ -156,7 +154,10 @@ class Selection:
         return self.prompt_token_ids or self.engine_data
 
 
-SELECTORS = frozenset(field.name for field in fields(Selection)) - {"native"}
+NOTHING = Selection()
+"""What nearly all requests select."""
+
+SELECTORS = frozenset(Selection.__struct_fields__) - {"native"}
 """What ``extra_fields`` may name."""
 
 
@@ -223,14 +224,15 @@ def select(
     Raises:
         ApiError: 400 with the unknown selectors and the known ones.
     """
-    names = set(nvext.extra_fields or ()) if nvext is not None else set[str]()
-    implied = nvext is not None and nvext.is_resumable
+    if nvext is None:
+        return NOTHING
+    names, implied = set(nvext.extra_fields or ()), nvext.is_resumable
     unknown = sorted(names - SELECTORS)
     if unknown:
         msg = f"unknown nvext.extra_fields {unknown}; known are {sorted(SELECTORS)}"
         raise bad_request(msg, "nvext.extra_fields")
     if not names and not implied:
-        return Selection()
+        return NOTHING
     trio = set[str]()
     if SELECTOR in names:
         trio = {"prompt_token_ids", "kv_transfer_params"}

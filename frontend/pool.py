@@ -205,7 +205,7 @@ class Pool:
         return [
             link
             for link in self._links.values()
-            if link.usable and link.card is not None and link.card.role is role
+            if link.card is not None and link.card.role is role and link.usable
         ]
 
     @property

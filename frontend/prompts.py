@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from .content import checked_content, text_of
 from .errors import ApiError, bad_request
 from .policy import Policy
@@ -25,8 +27,7 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True, frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A prompt as ids, and what the answer says of it."""
 
     token_ids: list[int]  # (num_prompt_tokens,)
@@ -253,7 +254,9 @@ def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
         raise bad_request(msg, f"{where}.role")
     shown = {key: value for key, value in message.items() if key not in TURN_FIELDS}
     content = checked_content(message.get("content"), where)
-    return {**past_turn(shown, where), "content": content}
+    shown = past_turn(shown, where)
+    shown["content"] = content
+    return shown
 
 
 def separate_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:

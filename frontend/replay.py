@@ -20,7 +20,7 @@ from .checkpoint import Checkpoint
 from .choice import Choice
 from .job import End
 from .journals import ENDED, Found, Journals
-from .kept import Context, Known, owner_of, read_context
+from .kept import NOTHING, Context, Known, owner_of, read_context
 from .metrics import Metrics
 from .policy import Policy
 from .pool import Pool
@@ -236,7 +236,7 @@ class Replays:
         """
         given = request.nvext.resume_from if request.nvext is not None else None
         if given is None or given.generation_id is None:
-            return Known()
+            return NOTHING
         trail = CURRENT.get()
         if trail is not None:
             trail.stage("resume")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -27,8 +26,7 @@ SEED_BITS = 53
 """Of a seed that is chosen here: JavaScript's numbers hold it."""
 
 
-@dataclass(slots=True, frozen=True)
-class Client:
+class Client(msgspec.Struct, frozen=True):
     """Who asks."""
 
     # ``access.identity_of``: the name of its API key; without keys, the header

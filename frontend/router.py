@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -37,8 +36,7 @@ class Route(msgspec.Struct, frozen=True):
     num_cached: int = 0  # tokens that who computes the prompt should have cached
 
 
-@dataclass(slots=True, frozen=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True):
     """What a sequence asks of its workers."""
 
     session_id: str | None = None  # whose earlier requests' workers are preferred

@@ -74,24 +74,26 @@ def make_sampling(
     return Sampling(
         max_tokens=limit,
         min_tokens=min_tokens,
-        temperature=within(
-            "temperature", _first(request.temperature, defaults.temperature, 1.0)
+        temperature=_number(
+            "temperature", request.temperature, defaults.temperature, 1.0
         ),
-        top_p=within("top_p", _first(request.top_p, defaults.top_p, 1.0)),
-        top_k=max(0, within("top_k", _first(request.top_k, defaults.top_k, 0))),
-        min_p=within("min_p", _first(request.min_p, defaults.min_p, 0.0)),
+        top_p=_number("top_p", request.top_p, defaults.top_p, 1.0),
+        top_k=max(0, _number("top_k", request.top_k, defaults.top_k, 0)),
+        min_p=_number("min_p", request.min_p, defaults.min_p, 0.0),
         seed=None
         if request.seed is None or request.seed == -1  # -1: none, as in vLLM
         else within("seed", request.seed),
-        presence_penalty=within(
-            "presence_penalty", _first(request.presence_penalty, 0.0)
+        presence_penalty=_number(
+            "presence_penalty", request.presence_penalty, None, 0.0
         ),
-        frequency_penalty=within(
-            "frequency_penalty", _first(request.frequency_penalty, 0.0)
+        frequency_penalty=_number(
+            "frequency_penalty", request.frequency_penalty, None, 0.0
         ),
-        repetition_penalty=within(
+        repetition_penalty=_number(
             "repetition_penalty",
-            _first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+            request.repetition_penalty,
+            defaults.repetition_penalty,
+            1.0,
         ),
         stop_token_ids=_ids("stop_token_ids", request.stop_token_ids or [], vocab_size),
         ignore_eos=bool(request.ignore_eos),
@@ -125,9 +127,13 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return strings
 
 
-def _first(*values: N | None) -> N:
-    """Return the first value that is given; zero is a value."""
-    return next(value for value in values if value is not None)
+def _number(field: str, given: N | None, default: N | None, otherwise: N) -> N:
+    """Return what is *given*, or the model's *default*, within bounds; or *otherwise*.
+
+    Zero is a value.
+    """
+    value = default if given is None else given
+    return otherwise if value is None else within(field, value)
 
 
 def _ids(field: str, token_ids: Sequence[int], vocab_size: int) -> list[int]:

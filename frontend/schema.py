@@ -141,6 +141,12 @@ _EXACT = 2.0**53
 
 
 @functools.cache
+def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the fields of a struct."""
+    return frozenset(kind.__struct_fields__)
+
+
+@functools.cache
 def _whole_numbers(kind: type[msgspec.Struct]) -> frozenset[str]:
     """Return the fields of a struct that are whole numbers."""
     hints = get_type_hints(kind)
@@ -182,7 +188,7 @@ def typed(fields: dict[str, object], kind: type[S], *, ignore_unknown: bool) -> 
         ApiError: 400: an unknown field, one that is not supported, a wrong type.
     """
     drop_neutral(fields)
-    unknown = sorted(fields.keys() - set(kind.__struct_fields__))
+    unknown = sorted(fields.keys() - _names(kind))
     if unknown and not ignore_unknown:
         msg = f"unknown fields: {', '.join(unknown)}"
         raise bad_request(msg, unknown[0])

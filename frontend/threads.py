@@ -77,7 +77,10 @@ def _room(value: object, room: int, depth: int) -> int:
     elif isinstance(value, list):
         inside = cast("list[object]", value)
     for one in inside:
-        room = _room(one, room - 1, depth - 1) if depth else -1
+        if depth and isinstance(one, str):
+            room -= 1 + len(one)
+        else:
+            room = _room(one, room - 1, depth - 1) if depth else -1
         if room < 0:
             break
     return room

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from support.tiny_model import tiny_tokenizer
 from tokenwire.frontend.detokenize import (
