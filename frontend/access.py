@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-
-from tokenwire.protocol.api_keys import ApiKey
+from aiohttp.hdrs import AUTHORIZATION
 
 from .api_keys import ApiKeys
 from .bearer import bearer
@@ -71,7 +70,7 @@ class Access:
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let *request* in, or refuse it before anything of its body is looked at."""
-        given = request.headers.get("Authorization")
+        given = request.headers.get(AUTHORIZATION)
         key = self._keys.verified(given)
         if is_open(request):
             request[BRIEF] = key is None
@@ -128,23 +127,19 @@ def grant_of(request: web.Request) -> Grant | None:
 
 def key_name_of(request: web.BaseRequest) -> str | None:
     """Return the name of a request's API key; None: it has none of ours."""
-    key = _key_of(request)
-    return None if key is None else key.name
+    grant = request.get(GRANT)
+    return None if grant is None else grant.key.name
 
 
-def identity_of(request: web.Request) -> str | None:
-    """Return whose a request is; None: it does not say.
+def identity_of(request: web.Request, grant: Grant | None) -> str | None:
+    """Return whose a request is, which *grant* pays for; None: it does not say.
 
     The name of its key, where keys are known, so that who gets a new key under the same
     name keeps what is his. No header can be made to look like one: none has a zero byte.
     """
-    key = _key_of(request)
-    return request.headers.get("Authorization") if key is None else f"\0{key.name}"
-
-
-def _key_of(request: web.BaseRequest) -> ApiKey | None:
-    grant = request.get(GRANT)
-    return None if grant is None else grant.key
+    if grant is None:
+        return request.headers.get(AUTHORIZATION)
+    return f"\0{grant.key.name}"
 
 
 def _path(request: web.Request) -> str:

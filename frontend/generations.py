@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tokenwire.protocol.messages import Trace
 
-from .access import identity_of
+from .access import grant_of, identity_of
 from .config import Config
 from .errors import bad_request
 from .generation_answers import (
@@ -159,7 +159,7 @@ class Generations:
 
 def client_of(request: web.Request) -> Client:
     """Return who asks."""
-    return Client(identity_of(request))
+    return Client(identity_of(request, grant_of(request)))
 
 
 def told_seq(

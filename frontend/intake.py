@@ -10,12 +10,11 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 
 from aiohttp import web
 
-from .access import identity_of
 from .admission import Bounds, Gate, Reason, State, Ticket
 from .calls import Call
 from .capacity import UNLIMITED, Capacity
@@ -108,9 +107,8 @@ class Intake:
         """Sequences that wait for their turn."""
         return self._gate.num_sequences
 
-    @contextlib.contextmanager
-    def serving(self, request: web.Request) -> Generator[Visit]:
-        """Count a request as being served.
+    def serving(self, request: web.Request) -> contextlib.AbstractContextManager[Visit]:
+        """Count a request as being served, until the context ends.
 
         Raises:
             ApiError: 429 or 503, this frontend takes no more; 415, it is not JSON.
@@ -128,13 +126,14 @@ class Intake:
         visit = Visit(request.path)
         self.visits[visit] = None
         self._idle.clear()
-        try:
-            yield visit
-        finally:
-            self.parsed(visit)
-            del self.visits[visit]
-            if not self.visits:
-                self._idle.set()
+        return _Serving(self, visit)
+
+    def served(self, visit: Visit) -> None:
+        """Take note that a request is over."""
+        self.parsed(visit)
+        del self.visits[visit]
+        if not self.visits:
+            self._idle.set()
 
     async def body(self, request: web.Request, visit: Visit) -> bytes:
         """Return the body, whose bytes count from when they have come until ``parsed``.
@@ -143,22 +142,36 @@ class Intake:
             ApiError: 408, it takes too long; 429, too much is held already.
             HTTPRequestEntityTooLarge: It is above the limit, maybe once unpacked.
         """
+        content = request.content
+        self._check_size(request.content_length or 0)
+        if content.is_eof():
+            # Most bodies are there with their heads: nothing is waited for then.
+            whole = content.read_nowait()
+            self._has_come(visit, len(whole))
+            visit.is_read = True
+            return whole
         timeout_s = self._config.client_read_timeout_s
         body = bytearray()
         try:
-            # Most bodies are there with their heads: nothing is waited for then.
-            is_there = request.content.is_eof()
-            async with asyncio.timeout(None if is_there else timeout_s):
-                self._check_size(request.content_length or 0)
-                async for part in request.content.iter_any():
+            async with asyncio.timeout(timeout_s):
+                async for part in content.iter_any():
                     body += part
-                    self._check_size(len(body))
-                    self._hold(visit, len(body))
+                    self._has_come(visit, len(body))
             visit.is_read = True
             return bytes(body)
         except TimeoutError as error:
             msg = f"the body has not arrived within {timeout_s:g} s"
             raise ApiError(408, msg, code="request_timeout") from error
+
+    def _has_come(self, visit: Visit, num_bytes: int) -> None:
+        """Count what is there of a body.
+
+        Raises:
+            ApiError: As ``_hold``.
+            HTTPRequestEntityTooLarge: It is above the limit.
+        """
+        self._check_size(num_bytes)
+        self._hold(visit, num_bytes)
 
     def parsed(self, visit: Visit) -> None:
         """Take note that a body is no longer needed."""
@@ -301,6 +314,22 @@ class Intake:
                 return unavailable(text, "draining")
 
 
+class _Serving(contextlib.AbstractContextManager[Visit]):
+    """A request being served; a generator would cost twice as much."""
+
+    __slots__ = ("_intake", "_visit")
+
+    def __init__(self, intake: Intake, visit: Visit) -> None:
+        self._intake = intake
+        self._visit = visit
+
+    def __enter__(self) -> Visit:
+        return self._visit
+
+    def __exit__(self, *_: object) -> None:
+        self._intake.served(self._visit)
+
+
 def ticket_of(tenant: bytes, call: Call) -> Ticket:
     """Return what *call* brings to the gate: each prompt and choice is a sequence."""
     jobs = [job for job, _ in call.jobs]
@@ -315,9 +344,13 @@ def ticket_of(tenant: bytes, call: Call) -> Ticket:
     )
 
 
-def tenant_of(request: web.Request) -> bytes:
-    """Return who a request is of: its API key, hashed so that none is kept, or its peer."""
-    identity = identity_of(request)
+def tenant_of(request: web.Request, identity: str | None) -> bytes:
+    """Return who a request is of: its API key, hashed so that none is kept, or its peer.
+
+    Args:
+        request: What is asked.
+        identity: See ``access.identity_of``.
+    """
     if identity is None:
         return (request.remote or "").encode()
     data = identity.encode(errors="surrogateescape")

@@ -15,7 +15,7 @@ from aiohttp import web
 from tokenwire.protocol.messages import Role
 from tokenwire.protocol.tracing import Tracing
 
-from .access import BRIEF, Access, briefly, grant_of
+from .access import BRIEF, Access, briefly, grant_of, identity_of
 from .calls import Call, chat_call, completion_call
 from .checks import check_request_id
 from .config import Config
@@ -25,7 +25,7 @@ from .engine_metrics import EngineMetrics
 from .errors import ApiError, bad_request, internal_error
 from .gauges import watch_workers
 from .generate import GenerateRequest, generate_call
-from .generations import Generations, client_of
+from .generations import Generations
 from .intake import Intake, tenant_of, ticket_of
 from .job import End
 from .kept import owner_of
@@ -42,7 +42,7 @@ from .quotas import Quotas
 from .reading import parsed_body, typed_body
 from .replay import CHAT, COMPLETIONS, Replays
 from .resume_keys import ResumeKeys
-from .resuming import Client
+from .resuming import ANYONE, Client
 from .schema import (
     ChatRequest,
     CompletionRequest,
@@ -63,6 +63,7 @@ SESSION_ID = "X-Session-ID"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Check = Callable[[int | None, int | None], None]  # of priority and n
+Prepare = Callable[[Client, bytes, Check], Awaitable[Call]]
 PlainAnswer = Callable[[bytes, TextModel, Pool, Policy], Awaitable[bytes]]
 
 _PLAIN_ROUTES: dict[str, PlainAnswer] = {
@@ -165,13 +166,10 @@ class Server:
     # --- generation ----------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(
-            request, partial(self._chat_call, client_of(request))
-        )
+        return await self._generate(request, self._chat_call)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        prepare = partial(self._completion_call, client_of(request))
-        return await self._generate(request, prepare)
+        return await self._generate(request, self._completion_call)
 
     async def _chat_call(self, client: Client, body: bytes, check: Check) -> Call:
         parsed = await parsed_body(body, ChatRequest, self._model, self._policy)
@@ -196,29 +194,32 @@ class Server:
     async def _tokens_out(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, self._tokens_call)
 
-    async def _tokens_call(self, body: bytes, check: Check) -> Call:
+    async def _tokens_call(self, client: Client, body: bytes, check: Check) -> Call:
+        del client
         parsed = await typed_body(body, GenerateRequest, self._model, self._policy)
         check(parsed.priority, None)
         return await generate_call(parsed, self._model, self._pool)
 
     async def _generate(
-        self, request: web.Request, prepare: Callable[[bytes, Check], Awaitable[Call]]
+        self, request: web.Request, prepare: Prepare
     ) -> web.StreamResponse:
         intake = self.intake
         with intake.serving(request) as visit:
-            tenant = tenant_of(request)
+            grant = grant_of(request)
+            identity = identity_of(request, grant)
+            client = ANYONE if identity is None else Client(identity)
+            tenant = tenant_of(request, identity)
             session_id = request.headers.get(SESSION_ID)
             headers = _echoed(request)
             trail = self._trails.of(request)
             body = await intake.body(request, visit)
             trail.stage("tokenize")
-            call = await prepare(body, partial(intake.check, tenant))
+            call = await prepare(client, body, partial(intake.check, tenant))
             jobs = [job for job, _ in call.jobs]
             trail.prepared(route_of(request), call.response_id, self._pool.model, jobs)
             self._trails.asked(trail, body)
             del body
             intake.parsed(visit)
-            grant = grant_of(request)
             if grant is not None:
                 grant.prompt(call.num_prompt_tokens)
             if session_id:

@@ -25,6 +25,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 TRAIL = web.RequestKey("trail", Trail)
 
+REQUEST_ID = "X-Request-Id"
+TRACEPARENT = "traceparent"
+
 
 class Trails:
     """The trails of a frontend's requests.
@@ -49,9 +52,10 @@ class Trails:
             response = await handler(request)
             return response
         finally:
-            body = response.body if isinstance(response, web.Response) else None
-            if isinstance(body, bytes):
-                trail.opened(0, partial(len, body))
+            if trail.counts_bytes and isinstance(response, web.Response):
+                body = response.body
+                if isinstance(body, bytes):
+                    trail.opened(0, partial(len, body))
             status = trail.ended(None if response is None else response.status)
             if self._settings.access_log:
                 client = client_name(request, key_name_of(request))
@@ -71,8 +75,8 @@ class Trails:
 
     def _begun(self, request: web.Request) -> Trail:
         headers, tracing = request.headers, self._tracing
-        client_id = _safe_id(headers.get("X-Request-Id"))
-        given = headers.get("traceparent")
+        client_id = _safe_id(headers.get(REQUEST_ID))
+        given = headers.get(TRACEPARENT)
         trace = checked_trace(
             given, ",".join(headers.getall("tracestate", ())) if given else ""
         )

@@ -144,6 +144,8 @@ def checked_trace(traceparent: str | None, tracestate: str | None) -> Trace:
 
 def trace_id_of(trace: Trace) -> str:
     """Return the id of the trace in *trace*; empty: it has none."""
+    if not trace.traceparent:
+        return ""
     match = _TRACEPARENT.fullmatch(trace.traceparent)
     return match[1] if match else ""
 

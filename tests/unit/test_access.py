@@ -5,8 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from tokenwire.frontend.access import GRANT, grant_of, identity_of, key_name_of
-from tokenwire.frontend.intake import tenant_of
+from tokenwire.frontend import access, intake
+from tokenwire.frontend.access import GRANT, grant_of, key_name_of
 from tokenwire.frontend.kept import owner_of
 from tokenwire.frontend.ledger import Ledger
 from tokenwire.frontend.quotas import Quotas
@@ -27,6 +27,16 @@ def of(name: str, key: str) -> web.Request:
 def asked(**headers: str) -> web.Request:
     """Return a request whose key nobody has looked at."""
     return make_mocked_request("POST", "/v1/completions", headers=headers)
+
+
+def identity_of(request: web.Request) -> str | None:
+    """Return whose a request is."""
+    return access.identity_of(request, grant_of(request))
+
+
+def tenant_of(request: web.Request) -> bytes:
+    """Return the same, as it waits for its turn."""
+    return intake.tenant_of(request, identity_of(request))
 
 
 def test_a_request_is_its_key_names() -> None:
