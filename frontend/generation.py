@@ -100,12 +100,12 @@ class Generation:
         self._sequence = Sequence(job)
         self._record = self._sequence.record
         self._output = self._sequence.output
-        self._patience = Patience(pool, self._worker_is_there, self._gave_up)
+        self._patience: Patience | None = None  # from its first wait on
         self._failure = (ErrorKind.ENGINE, "")  # why it waits
         self._attempts = Attempts()
         self._paused_at: float | None = None  # when a worker failed under the output
         self._leg: legs.Leg | None = None
-        self._handover = Handover(self._read_overdue)
+        self._handover: Handover | None = None  # from its first on
         self._decoding = False  # this leg has brought a token of the output
         self._stopped = False  # at a stop string; the worker's end is awaited
         self._is_left = False  # its client is gone, and it goes on
@@ -213,8 +213,7 @@ class Generation:
             self._record.discard()
             return
         self._sink = None
-        self._patience.end()
-        self._handover.end()
+        self._rest()
         self._metrics.cancelled()
         if self.spans is not None:
             self.spans.left()
@@ -237,8 +236,7 @@ class Generation:
         is_kept = isinstance(leg, legs.OutputLeg) and leg.link.can(JOURNAL)
         if leg is not None and is_kept:
             self._leg = self._sink = None
-            self._patience.end()
-            self._handover.end()
+            self._rest()
             self._record.told()
             self._metrics.let_go()
             if self.spans is not None:
@@ -299,7 +297,7 @@ class Generation:
                 self._stopped = True
                 return None
             self._sequence.remember(self._leg.link)
-        self._patience.end()
+        self._wait_ended()
         self._sink = None
         return self._record.good_end(None)
 
@@ -368,6 +366,8 @@ class Generation:
             if flows is not None:
                 flows.was_handed_over(leg.link.worker_id, link.worker_id)
             if self._sink is not None:
+                if self._handover is None:
+                    self._handover = Handover(self._read_overdue)
                 self._handover.begin(leg.link)
         except ConnectionError as error:
             self._release(leg, end)
@@ -409,7 +409,7 @@ class Generation:
         """Pass the end on, or try another worker."""
         sink = self._sink
         self._leg = None
-        self._handover.end()
+        self._read_ended()
         if sink is not None and (self._stopped or _is_good(end)):
             self._sink = None
             self._sequence.remember(leg.link)
@@ -429,7 +429,7 @@ class Generation:
     def leg_failed(self, leg: legs.Leg, kind: ErrorKind, text: str) -> None:
         """Go on at another worker where that may be, else end with an error."""
         self._leg = None
-        self._handover.end()
+        self._read_ended()
         if self._record.prefill_end is not None and not self._decoding:
             # The decode worker may not have read the KV; a second release is harmless.
             self._release(leg, self._record.prefill_end)
@@ -501,9 +501,14 @@ class Generation:
             ):
                 self._fail(kind, text)  # waiting in yet another place is no help
             else:
+                if self._patience is None:
+                    self._patience = Patience(
+                        self._pool, self._worker_is_there, self._gave_up
+                    )
                 self._patience.wait()
             return
-        self._patience.pause()
+        if self._patience is not None:
+            self._patience.pause()
         if self._paused_at is not None:
             self._record.moved = True
             route = self._record.route
@@ -521,7 +526,7 @@ class Generation:
 
     def _fail(self, kind: ErrorKind, text: str, error: ApiError | None = None) -> None:
         """End with an error, *error* if it is given."""
-        self._patience.end()
+        self._wait_ended()
         sink, self._sink = self._sink, None
         if sink is None:
             return
@@ -542,6 +547,19 @@ class Generation:
             end.reason, end.stop_reason = ended.reason, ended.stop_reason
             sink.ended(end)
 
+    def _wait_ended(self) -> None:
+        if self._patience is not None:
+            self._patience.end()
+
+    def _read_ended(self) -> None:
+        if self._handover is not None:
+            self._handover.end()
+
+    def _rest(self) -> None:
+        """Wait for nothing any more."""
+        self._wait_ended()
+        self._read_ended()
+
     def _first_of_leg(
         self,
         leg: legs.Leg,
@@ -554,8 +572,7 @@ class Generation:
         self._decoding = True
         self._record.computed_by(self._sequence.num_new - num_tokens, leg.link)
         self._attempts.brought_a_token()
-        self._patience.end()
-        self._handover.end()
+        self._rest()
         if self.spans is not None:
             self.spans.first_token(leg.link, num_cached_tokens)
         handover_s = self._record.first_token(

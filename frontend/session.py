@@ -36,6 +36,10 @@ def _nobody(end: End) -> None:
     del end
 
 
+def _nothing() -> None:
+    """Hold nothing: all is over."""
+
+
 class Session:
     """Runs a call's choices and answers it once, whole or as a stream.
 
@@ -63,6 +67,7 @@ class Session:
         self._collected: list[Collected] = []
         self._num_running = len(call.jobs)
         self._num_cached = 0
+        self._num_delivered = self._num_made = 0  # by choices that are over
         self._error: ApiError | None = None
         self._slow = False
         self._kept: dict[int, Collected] = {}  # by choice, until the client has read
@@ -97,7 +102,7 @@ class Session:
     @property
     def stage(self) -> Stage:
         """What it waits for; of several choices, what the one waits for that is behind."""
-        if self._slow:
+        if self._slow or not self._choices:
             return Stage.STREAMING
         choices = self._choices
         if len(choices) == 1:
@@ -107,12 +112,13 @@ class Session:
     @property
     def num_tokens(self) -> int:
         """Tokens of all choices that were delivered."""
-        return sum(choice.num_tokens for choice in self._choices)
+        return self._num_delivered + sum(one.num_tokens for one in self._choices)
 
     @property
     def num_made(self) -> int:
         """Tokens of all choices that came, also those that wait for a slow client."""
-        return sum(choice.num_tokens + choice.waiting[0] for choice in self._choices)
+        made = sum(one.num_tokens + one.waiting[0] for one in self._choices)
+        return self._num_made + made
 
     @property
     def num_let_go(self) -> int:
@@ -245,6 +251,7 @@ class Session:
                 return stream.abort()
             finally:
                 stream.be_quiet()
+                stream.on_full = _nothing  # no cycle is left
         finally:
             self._cancel()
 
@@ -358,7 +365,10 @@ class Session:
                 choice.generation.leave()
             else:
                 choice.generation.cancel()
-            self._metrics.generation_tokens.inc(choice.num_tokens)
+        self._num_delivered, self._num_made = self.num_tokens, self.num_made
+        self._metrics.generation_tokens.inc(self._num_delivered)
+        # They know of this session, too: it would be left to the collector of cycles.
+        self._choices = []
 
     def _has_news(self, choice: Choice) -> bool:
         num_tokens, end = choice.waiting
