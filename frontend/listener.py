@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -28,6 +29,8 @@ from .errors import ApiError, unavailable
 __all__ = ["MAX_HEADERS", "Runner", "ignore_rest"]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_REASON_CHARS = 200
 """Of the parser's words, which quote the request."""
@@ -159,6 +162,8 @@ class _Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take it, or turn it away."""
         super().connection_made(transport)
+        if sys.version_info < (3, 12):  # from then on a new task begins at once
+            self._loop = cast("asyncio.AbstractEventLoop", _Same(self._loop))
         if not self._bounds.enter(self) and self.transport is not None:
             self.transport.write(_TURNED_AWAY)
             self.force_close()
@@ -285,6 +290,26 @@ class _Connection(RequestHandler):
         response = _response(error)
         response.force_close()
         return response
+
+
+class _Same:
+    """The loop, to a connection whose own task is to serve its requests, too.
+
+    aiohttp makes a task for each request and waits for it: two turns of the loop more, in
+    which a request waits for all that is ready before it. A task has a context of its
+    own; what ``Trails`` sets in it, it takes back.
+    """
+
+    __slots__ = ("call_at", "create_future", "time")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.call_at = loop.call_at
+        self.create_future = loop.create_future
+        self.time = loop.time
+
+    def create_task(self, work: T) -> T:
+        """Return what is waited for in place of a task."""
+        return work
 
 
 def _answering(
