@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -74,8 +73,7 @@ class ChatFields(Protocol):
         ...
 
 
-@dataclass(slots=True, frozen=True)
-class _Renderer:
+class _Renderer(msgspec.Struct, frozen=True):
     """A request's template and the model, for as many renderings as it takes."""
 
     model: TextModel

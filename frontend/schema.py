@@ -167,10 +167,14 @@ def convert(fields: dict[str, object], kind: type[S], where: str = "") -> S:
     Raises:
         ApiError: 400, a wrong type.
     """
-    for name in _whole_numbers(kind) & fields.keys():
-        value = fields[name]
-        if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
-            fields[name] = int(value)
+    for name, value in fields.items():
+        if (
+            isinstance(value, float)
+            and name in _whole_numbers(kind)
+            and value.is_integer()
+            and abs(value) < _EXACT
+        ):
+            fields[name] = int(value)  # its place is there: nothing is added
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

@@ -60,7 +60,8 @@ class Session:
         self._call = call
         self._trail = CURRENT.get()
         self._metrics = metrics
-        self._wake = asyncio.Event()
+        self._woken = False  # by news that nobody has looked at
+        self._waiter: asyncio.Future[None] | None = None
         self._stream: EventStream | Unread | None = None
         self._is_followed = False  # it goes on with what a worker keeps
         self._last_end: End | None = None
@@ -140,7 +141,7 @@ class Session:
         """End the response with *error*, unless all is over."""
         if self._num_running and self._error is None:
             self._fail(error)
-            self._wake.set()
+            self._wake()
 
     def _broke(self, error: Exception) -> None:
         """End the response: a bug here, or a worker's answer that makes no sense."""
@@ -152,7 +153,7 @@ class Session:
             extra=about(None if trail is None else trail.about),
         )
         self._fail(self._error or internal_error())
-        self._wake.set()
+        self._wake()
 
     def _fail(self, error: ApiError) -> None:
         """Send nothing more of the choices."""
@@ -375,8 +376,18 @@ class Session:
         return bool(num_tokens) or end is not None
 
     async def _next_wake(self) -> None:
-        await self._wake.wait()
-        self._wake.clear()
+        if not self._woken:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._woken = False
+
+    def _wake(self) -> None:
+        self._woken = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _deliver(self, choice: Choice, delta: Delta) -> None:
         """Take a choice's delta; called per token, must be cheap."""
@@ -385,7 +396,7 @@ class Session:
         if stream is None:
             if self._collected:
                 self._collect(choice, delta)
-            self._wake.set()
+            self._wake()
             return
         if self._error is not None:
             return
@@ -407,7 +418,7 @@ class Session:
             if stream.is_open:
                 # Its client may act on a choice's end while the others go on.
                 choice.generation.told()
-            self._wake.set()
+            self._wake()
 
     def _deliver_plain(self, choice: Choice, text: str, token_ids: list[int]) -> None:
         """Stream text and ids, the common case of ``_deliver``."""
@@ -434,7 +445,7 @@ class Session:
         for choice in self._choices:
             if not choice.parses_ahead:
                 choice.hold()
-        self._wake.set()
+        self._wake()
 
     def _collect(self, choice: Choice, delta: Delta) -> None:
         self._collected[choice.index].add(delta)
