@@ -16,6 +16,7 @@ import pytest
 
 from support.stack import Reply, SimWorker, eventually, stack
 from support.tiny_model import EOS
+from tokenwire.frontend.session import Session
 from tokenwire.protocol.messages import Leg, Role
 from tokenwire.worker.engine import EngineRequest
 
@@ -251,6 +252,29 @@ async def test_nothing_is_kept_of_requests_that_are_over(tiny_model: Path) -> No
     assert more_series == series
     grown = more_objects - objects
     assert sum(grown.values()) <= 5, grown  # a message that is on its way
+
+
+async def test_a_request_leaves_no_cycle_behind(tiny_model: Path) -> None:
+    """What it was made of goes at once, and not when the collector of cycles comes by."""
+
+    def sessions() -> int:
+        return sum(type(one) is Session for one in gc.get_objects())
+
+    async with stack(tiny_model) as running:
+        await running.complete(prompt="a", max_tokens=2)
+        await running.idle()
+        gc.collect()
+        gc.disable()
+        try:
+            assert sessions() == 0
+            for stream in (False, True):
+                fields = {"prompt": "a", "max_tokens": 2, "stream": stream}
+                for _ in range(3):
+                    await running.post("/v1/completions", {"model": "tiny", **fields})
+                    await running.idle()
+                assert sessions() <= 1, stream  # the connection's task has the last
+        finally:
+            gc.enable()
 
 
 @pytest.mark.pitfall(32)
