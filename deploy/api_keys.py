@@ -33,6 +33,7 @@ _TEXTS = {
     "requests-per-minute": "requests that it may send",
     "tokens-per-minute": "tokens that it may use, prompts and outputs together",
     "concurrency": "requests that it may have under way",
+    "urgency": "how far below 0 the priority of its requests may be",
 }
 
 
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="where its hash is added (default: %(default)s)",
     )
     for word, text in _TEXTS.items():
-        help_text = f"{text} (default: no limit)"
+        default = "0" if word == "urgency" else "no limit"
+        help_text = f"{text} (default: {default})"
         add(f"--{word}", type=_limit, default=0, metavar="N", help=help_text)
     given = parser.parse_settings(arguments)
     limits = KeyLimits(**{name: getattr(given, name) for name in LIMITS.values()})

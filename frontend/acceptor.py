@@ -123,13 +123,15 @@ class SharedSite(web.BaseSite):
             return
         connection.setblocking(False)
         if len(self._opening) >= self._max_opening:
-            next(iter(self._opening)).cancel()  # it has not said who it is for longest
+            oldest = next(iter(self._opening))  # it has not said who it is for longest
+            self._opened(oldest)  # now, or the next to come would cancel it once more
+            oldest.cancel()
         opening = self._loop.create_task(self._open(connection))
         self._opening[opening] = None
         opening.add_done_callback(self._opened)
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
-        del self._opening[opening]
+        self._opening.pop(opening, None)
 
     async def _open(self, connection: socket.socket) -> None:
         if self._serves is None:

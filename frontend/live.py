@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from importlib import metadata
 
 import msgspec
 from aiohttp import web
 
+from .access import key_name_of
 from .config import Config
 from .errors import ApiError, overloaded
 from .events import first_of
@@ -35,6 +37,9 @@ a few milliseconds."""
 
 MAX_WATCHERS = 16
 """Of one process. Each costs some tens of kB a second; a wall of screens has fewer."""
+
+MAX_WATCHERS_OF_KEY = 4
+"""Of one API key: it could else keep all others' pages, and the operator's, dark."""
 
 SHARE = 20
 """Looking takes one part in so many of this process's time at most: where a look at very
@@ -81,6 +86,7 @@ class Live:
             itl_bounds=metrics.inter_token_latency.bounds,
         )
         self.num_watchers = 0
+        self._watching = Counter[str | None]()  # by the name of their API key
         self._closing = asyncio.Event()
         self._moment: tuple[float, bytes] = (float("-inf"), b"")
         self._looked_at = 0.0
@@ -111,7 +117,12 @@ class Live:
         if self.num_watchers >= MAX_WATCHERS:
             msg = f"{MAX_WATCHERS} pages are watched here already"
             raise overloaded(msg, "too_many_watchers")
+        key = key_name_of(request)
+        if key is not None and self._watching[key] >= MAX_WATCHERS_OF_KEY:
+            msg = f"{MAX_WATCHERS_OF_KEY} pages are watched with the key {key} already"
+            raise overloaded(msg, "too_many_watchers")
         self.num_watchers += 1
+        self._watching[key] += 1
         try:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             stream = EventStream(request, headers)
@@ -128,6 +139,8 @@ class Live:
                 return stream.abort()
         finally:
             self.num_watchers -= 1
+            self._watching[key] -= 1
+            self._watching += Counter()  # keeps what is above 0
 
     async def _close(self, app: web.Application) -> None:
         """Let watchers go: they would hold up the end of this process."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tokenwire.protocol.api_keys import ApiKey
 
-from .errors import overloaded
+from .errors import bad_request, overloaded
 from .ledger import MINUTE_NS, Ledger
 
 __all__ = ["Grant", "Quotas"]
@@ -166,6 +166,17 @@ class Grant:
     quotas: Quotas
     key: ApiKey
     is_counted: bool
+
+    def check_priority(self, priority: int) -> None:
+        """Refuse to go before others further than its key may.
+
+        Raises:
+            ApiError: 400.
+        """
+        lowest = -self.key.limits.urgency
+        if priority < lowest:
+            msg = f"priority must be at least {lowest} with the key {self.key.name}"
+            raise bad_request(msg, "priority")
 
     def prompt(self, num_tokens: int) -> None:
         """Pay for its prompt; ``output`` or ``give_back`` follows.

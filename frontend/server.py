@@ -214,7 +214,13 @@ class Server:
             trail = self._trails.of(request)
             body = await intake.body(request, visit)
             trail.stage("tokenize")
-            call = await prepare(client, body, partial(intake.check, tenant))
+
+            def check(priority: int | None, num_choices: int | None) -> None:
+                if grant is not None:
+                    grant.check_priority(priority or 0)
+                intake.check(tenant, priority, num_choices)
+
+            call = await prepare(client, body, check)
             jobs = [job for job, _ in call.jobs]
             trail.prepared(route_of(request), call.response_id, self._pool.model, jobs)
             self._trails.asked(trail, body)

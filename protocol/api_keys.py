@@ -1,7 +1,7 @@
 """The file of API keys: names, hashes and limits, as frontends read and a command writes it.
 
-A line is ``NAME SHA256 [requests-per-minute=N] [tokens-per-minute=N] [concurrency=N]``; one
-that begins with ``#`` is a comment. A name may have several lines, so that its key can be
+A line is ``NAME SHA256 [requests-per-minute=N] [tokens-per-minute=N] [concurrency=N]
+[urgency=N]``; one that begins with ``#`` is a comment. A name may have several lines, so that its key can be
 changed: they have the same limits, and share them.
 
 Law: no key is kept in it. A key has 256 bits of chance, so that a plain hash of it cannot
@@ -61,12 +61,14 @@ class KeyLimits:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0  # of prompts and outputs
     concurrency: int = 0  # requests being served at once
+    urgency: int = 0  # how far below 0 its ``priority`` may be; here 0 is none
 
 
 LIMITS = {
     "requests-per-minute": "requests_per_minute",
     "tokens-per-minute": "tokens_per_minute",
     "concurrency": "concurrency",
+    "urgency": "urgency",
 }
 """The words of a line, and the fields of ``KeyLimits``."""
 

@@ -18,6 +18,7 @@ from openapi_spec_validator import validate
 from support.awake import within
 from support.keyed import Keyed, with_key
 from support.stack import Reply, Stack, eventually, stack
+from tokenwire.frontend import live
 from tokenwire.frontend.access import OPEN_ROUTES
 from tokenwire.frontend.live_files import PAGE_PATHS
 from tokenwire.protocol.api_keys import ApiKey, KeyLimits, digest_of, line_of
@@ -326,6 +327,49 @@ async def test_the_live_page_is_open_and_its_data_is_not(
         assert watching.status == 200
         await watching.content.readline()
         assert (await locked.post("/v1/completions", BODY, one)).status == 200
+
+
+async def test_no_key_goes_before_others_by_its_own_word(
+    tiny_model: Path, keys: Keyed
+) -> None:
+    """Only as far as its line says; later than others it may always be."""
+    urgent = keys.add("urgent", urgency=5)
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    routes: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", BODY),
+        ("/v1/chat/completions", chat),
+        ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {}}),
+    ]
+    async with stack(tiny_model, arguments=keys.arguments) as running:
+        for key, priority, status in (
+            (ALICE, -1, 400),
+            (ALICE, -(2**63), 400),
+            (ALICE, 0, 200),
+            (ALICE, 7, 200),
+            (urgent, -5, 200),
+            (urgent, -6, 400),
+        ):
+            for path, fields in routes:
+                reply = await running.post(path, {**fields, "priority": priority}, key)
+                assert reply.status == status, (path, priority)
+                if status == 400:
+                    assert reply.error["param"] == "priority"
+
+
+async def test_one_key_does_not_keep_other_pages_dark(
+    locked: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a part of the watchers; others go on to be let in."""
+    monkeypatch.setattr(live, "MAX_WATCHERS_OF_KEY", 1)
+    url = f"{locked.url}/ui/events"
+    for _ in range(2):
+        async with locked.client.get(url, headers=ALICE) as first:
+            assert first.status == 200
+            refused = await ask(locked, "GET", "/ui/events", ALICE)
+            assert (refused.status, refused.error["code"]) == (429, "too_many_watchers")
+            async with locked.client.get(url, headers=BOB) as second:
+                assert second.status == 200
+        await eventually(lambda: not locked.live.num_watchers, "they have left")
 
 
 async def test_what_is_left_is_told(
