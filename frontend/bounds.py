@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from .errors import bad_request
 
@@ -12,11 +12,13 @@ __all__ = [
     "MAX_CHOICES",
     "MAX_LOGPROBS",
     "MAX_SALT_CHARS",
+    "MAX_SCHEMA_DEPTH",
     "MAX_STOP_CHARS",
     "MAX_STOP_STRINGS",
     "REQUEST_ID_FORM",
     "SESSION_ID_FORM",
     "Bound",
+    "check_depth",
     "within",
 ]
 
@@ -26,6 +28,10 @@ MAX_CHOICES = 128
 MIN_CHECKPOINT_TOKENS = 16
 """Between checkpoints in a stream: the KV block that a resume can begin with. Each has
 all ids so far, so that more of them would cost more than the tokens do."""
+
+MAX_SCHEMA_DEPTH = 128
+"""Levels of a JSON schema's text, two for each of its own. xgrammar (0.2.8) takes them to
+the third power: 0.06 s here, 16 s for 800, in which a worker hears nothing and is lost."""
 
 MAX_LOGPROBS = 20
 """OpenAI's limit of ``top_logprobs``, and vLLM's default ``max_logprobs``."""
@@ -104,3 +110,24 @@ def within(field: str, value: N) -> N:
         msg = f"{field} must be {bound}, not {value!s:.40}"
         raise bad_request(msg, field)
     return value
+
+
+def check_depth(field: str, schema: object) -> None:
+    """Refuse a schema whose levels are too many.
+
+    Raises:
+        ApiError: 400 with *field* as ``param``.
+    """
+    level = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        inside: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                inside += cast("dict[str, object]", one).values()
+            elif isinstance(one, list):
+                inside += cast("list[object]", one)
+        if not inside:
+            return
+        level = inside
+    msg = f"{field} has more than {MAX_SCHEMA_DEPTH} levels"
+    raise bad_request(msg, field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -9,7 +10,7 @@ import msgspec
 
 from tokenwire.protocol.messages import Sampling, StructuredOutput
 
-from .bounds import MAX_STOP_CHARS, MAX_STOP_STRINGS, within
+from .bounds import MAX_STOP_CHARS, MAX_STOP_STRINGS, check_depth, within
 from .errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -220,7 +221,24 @@ def _structure(kind: str, value: object) -> str:
         case _:
             if not isinstance(value, str):
                 raise _bad_structure(kind, "must be a string")
+            if kind == "structural_tag":
+                with contextlib.suppress(msgspec.DecodeError):  # the engine says why
+                    check_depth(f"structured_outputs.{kind}", _decoded(value))
             return value
+
+
+def _decoded(text: str) -> object:
+    """Return the JSON in *text*.
+
+    Raises:
+        DecodeError: It is none.
+        ApiError: 400, it is deeper than can be read.
+    """
+    try:
+        value: object = msgspec.json.decode(text)
+    except RecursionError as error:
+        raise _bad_structure("structural_tag", "is too deep") from error
+    return value
 
 
 def _json_schema(value: object) -> str:
@@ -232,6 +250,7 @@ def _json_schema(value: object) -> str:
         raise _bad_structure("json", f"is not valid JSON: {error}") from error
     if not isinstance(schema, dict):
         raise _bad_structure("json", "must be a schema: an object")
+    check_depth("structured_outputs.json", cast("object", schema))
     return text
 
 
@@ -257,6 +276,7 @@ def _response_format(given: dict[str, object]) -> StructuredOutput | None:
             if not isinstance(schema, dict):
                 msg = "response_format.json_schema.schema must be an object"
                 raise bad_request(msg, "response_format.json_schema.schema")
+            check_depth("response_format.json_schema.schema", cast("object", schema))
             return StructuredOutput("json", msgspec.json.encode(schema).decode())
         case other:
             msg = f"response_format.type must be text, json_object or json_schema, not {other!r:.40}"

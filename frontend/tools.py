@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from .bounds import check_depth
 from .errors import bad_request
 
 __all__ = [
@@ -75,6 +76,8 @@ def checked_choice(
     if tools is not None and not tools:
         msg = "tools must not be an empty array: leave it out, or give one"
         raise bad_request(msg, "tools")
+    for tool in tools or ():
+        check_depth("tools", tool.function.parameters)
     if choice is None:
         choice = "auto" if tools else "none"
     if isinstance(choice, str) and choice not in {"none", "auto", "required"}:

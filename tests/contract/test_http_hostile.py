@@ -277,3 +277,27 @@ async def test_a_half_closed_connection_is_a_client_that_left(
         await running.idle()
         assert not (await reader.read()).endswith(b"[DONE]\n\n")
         writer.close()
+
+
+async def test_a_schema_that_is_deep_reaches_no_engine(served: Stack) -> None:
+    """Its grammar would take a worker seconds in which it hears nothing, and is lost."""
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(70):
+        deep = {"type": "object", "properties": {"a": deep}}
+    tag = json.dumps({"structures": [deep]})
+    form = {"type": "json_schema", "json_schema": {"schema": deep}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for fields, param in (
+        ({"structured_outputs": {"json": deep}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": json.dumps(deep)}}, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"structural_tag": tag}},
+            "structured_outputs.structural_tag",
+        ),
+        ({"response_format": form}, "response_format.json_schema.schema"),
+        ({"tools": [tool]}, "tools"),
+    ):
+        reply = await served.post("/v1/chat/completions", {**chat, **fields})
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert "levels" in reply.error["message"]
