@@ -300,9 +300,13 @@ class VllmEngine:
         """Leave nothing of a start that failed or was cancelled."""
         self._gone = "the engine did not start"
         for _ in range(20):  # it may be between two of its processes: 20 looks in 10 s
+            if self._llm is not None:
+                break  # it is loaded: its own end is a quiet one
             await asyncio.to_thread(self._descendants.kill)
             done, _ = await asyncio.wait({loading}, timeout=0.5)
             if done:
+                if not loading.cancelled():
+                    loading.exception()  # of our killing: nobody else asks for it
                 break
         if self._llm is not None:
             await self.stop()
