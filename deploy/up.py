@@ -124,7 +124,10 @@ def run(plan: Plan, commands: Commands, log_dir: str | None, timing: Timing) -> 
             log_folder = Path(tempfile.mkdtemp(prefix="tokenwire-logs-"))
         else:
             log_folder = Path(log_dir).absolute()
-            log_folder.mkdir(parents=True, exist_ok=True)
+            try:
+                log_folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                sys.exit(f"tokenwire-up: --log-dir {log_dir}: {error.strerror}")
         _say(f"tokenwire-up: logs in {log_folder}")
         code = asyncio.run(_supervise(plan, commands, run_folder, log_folder, timing))
         if log_dir is None and code == 0:

@@ -65,6 +65,16 @@ def test_a_taken_port_is_one_sentence_and_exit_code_1() -> None:
     )
 
 
+def test_a_folder_of_logs_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    """It names the option, before anything is started."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "logs"
+    arguments = ["--model", "m", "--engine", "sim", "--port", "0"]
+    with pytest.raises(SystemExit) as end:
+        up.main([*arguments, "--log-dir", str(folder)])
+    assert end.value.code == f"tokenwire-up: --log-dir {folder}: Not a directory"
+
+
 def test_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
     """Each option's variable stands in ``--help``."""
     with pytest.raises(SystemExit) as end:
