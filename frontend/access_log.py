@@ -45,6 +45,10 @@ class Counted:
         self.num_bytes += len(data)
         self._transport.write(data)
 
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes wait for the client."""
+        return int(self._transport.get_write_buffer_size())
+
     def is_closing(self) -> bool:
         """Return whether nothing more is sent."""
         return bool(self._transport.is_closing())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tokenwire.protocol.messages import FinishReason, Logprobs, Recalled
 
 from .continuation import ends_at
-from .detokenize import Detokenizer
+from .detokenize import ByteDetokenizer
 from .fold import Fold
 from .generation import Generation
 from .job import End, Job
@@ -17,8 +17,11 @@ from .legs import Leg
 from .link import Link
 from .message import MessagePart, merged
 from .metrics import Metrics
+from .pace import Pace
+from .plain import Around, PlainWay
 from .pool import Pool
 from .rows import joined, rows
+from .sse import EventStream
 
 __all__ = ["Choice", "Collected", "Delta"]
 
@@ -89,25 +92,21 @@ class Choice:
         "_deliver",
         "_end",
         "_feed_one",
-        "_first_at",
         "_fold",
         "_held",
         "_is_followed",
         "_job",
-        "_last_at",
         "_logprobs",
         "_metrics",
-        "_observe_gap",
         "_on_end",
+        "_pace",
         "_prompt_only",
         "_resumable",
         "_token_ids",
+        "_way",
         "deliver_plain",
         "generation",
         "index",
-        "num_tokens",
-        "send_plain",
-        "started_at",
     )
 
     def __init__(
@@ -126,13 +125,11 @@ class Choice:
     ) -> None:
         self.index = index
         self.generation = Generation(job, self, pool, metrics, index)
-        self.num_tokens = 0
-        """Ids delivered; equals ``usage.completion_tokens`` at the end."""
-        self.started_at = clock()
         self.deliver_plain: Callable[[Choice, str, list[int]], None] | None = None
         """A short way for text and ids alone; not for choices with stop strings."""
-        self.send_plain: Callable[[int], bool] | None = None
-        """A shorter one yet, for one id at a time; answers False where it does nothing."""
+        self._pace = Pace(metrics, clock)
+        self._way: PlainWay | None = None
+        """The shortest, which is its pace then: past the choice, for one id at a time."""
         self._fold = fold
         self._feed_one = fold.feed_one
         self._job = job
@@ -142,10 +139,7 @@ class Choice:
         self._broke = broke  # told of a bug: no end may come
         self._on_end = on_end  # told at once, also while deltas are held
         self._metrics = metrics
-        self._observe_gap = metrics.inter_token_latency.observe
         self._clock = clock
-        self._first_at = 0.0
-        self._last_at = 0.0
         self._held = True
         self._token_ids: list[int] = []
         self._logprobs: list[Logprobs] = []
@@ -157,25 +151,20 @@ class Choice:
     ) -> None:
         """Take new ids, and the end if it is known with them."""
         try:
-            now = self._clock()
-            if self._last_at:
-                self._observe_gap(now - self._last_at)
-            else:
-                self._first_at = now
-                self._metrics.time_to_first_token.observe(now - self.started_at)
-            self._last_at = now
+            self._pace.tick()
             if end is not None:
                 self._ended(end)
             if not self._held:
                 plain = self.deliver_plain
                 if plain is not None and end is None and logprobs is None:
                     num_tokens = len(token_ids)
-                    self.num_tokens += num_tokens
-                    send = self.send_plain
+                    self._pace.num_tokens += num_tokens
                     if num_tokens > 1:
                         plain(self, self._fold.feed(token_ids)[0], token_ids)
-                    elif send is None or not send(token_ids[0]):
+                    else:
                         plain(self, self._feed_one(token_ids[0]), token_ids)
+                    if self._way is not None:
+                        self.generation.straighten(self._way)
                 else:
                     self._emit(token_ids, logprobs, end)
                 return
@@ -245,7 +234,7 @@ class Choice:
         self._logprobs = [] if kept.logprobs is None else [kept.logprobs]
         self._end = self.generation.kept_end()
         self._is_followed = True
-        self._last_at = self._clock()
+        self._pace.last_at = self._clock()
         return leg
 
     def held(self, num_tokens: int) -> tuple[list[int], Logprobs | None]:
@@ -262,9 +251,9 @@ class Choice:
         return not (fold.has_stop or fold.parses or self._prompt_only)
 
     @property
-    def detokenizer(self) -> Detokenizer:
-        """Who makes text of its ids."""
-        return self._fold.detokenizer
+    def num_tokens(self) -> int:
+        """Ids delivered; equals ``usage.completion_tokens`` at the end."""
+        return self._pace.num_tokens
 
     @property
     def parses_ahead(self) -> bool:
@@ -281,9 +270,27 @@ class Choice:
         """How many ids are held, and the end if it has come."""
         return len(self._token_ids), self._end
 
+    def straighten(self, around: Around | None, stream: EventStream) -> None:
+        """Let single ids go straight to their events, behind the next that comes here.
+
+        Args:
+            around: Of its events; None: they say more, and it does nothing.
+            stream: Where they go.
+        """
+        detokenizer = self._fold.detokenizer
+        if around is not None and isinstance(detokenizer, ByteDetokenizer):
+            way = PlainWay(self._pace, around, detokenizer, stream, self._broke)
+            self._pace = self._way = way
+
+    def bend(self) -> None:
+        """Let nothing go straight any more."""
+        self._way = None
+        self.generation.bend()
+
     def hold(self) -> None:
         """Keep what comes until ``release``."""
         self._held = True
+        self.generation.bend()
 
     def release(self) -> bool:
         """Deliver what was held, as one delta, and go on.
@@ -330,7 +337,7 @@ class Choice:
                 return
             text, _ = fold.feed((token_id,), stopped=self._stops(token_id))
             row = logprobs and rows(logprobs, number, number + 1)
-            self.num_tokens += 1
+            self._pace.num_tokens += 1
             self._deliver(self, Delta(text, [token_id], row, None, fold.take()))
             if fold.matched is not None:
                 end = self._stopped(end)
@@ -368,7 +375,7 @@ class Choice:
             end = self._stopped(end)
         elif end is not None:
             text += self._fold.finish()
-        self.num_tokens += len(token_ids)
+        self._pace.num_tokens += len(token_ids)
         if end is not None:
             self._tell_end(text, token_ids, logprobs, end)
         else:
@@ -384,13 +391,14 @@ class Choice:
             end.reason, end.stop_reason = FinishReason.STOP, matched
         end.cut(self.num_tokens)
         if not self._is_followed:  # it did not begin here
-            latency_s = self._clock() - self.started_at
+            pace = self._pace
+            latency_s = self._clock() - pace.started_at
             self._metrics.e2e_request_latency.observe(latency_s)
             if end.error is None:
                 self._metrics.ended_well(
-                    self._first_at - self.started_at,
-                    self._last_at - self._first_at,
-                    self.num_tokens,
+                    pace.first_at - pace.started_at,
+                    pace.last_at - pace.first_at,
+                    pace.num_tokens,
                 )
         end.called_tools = end.reason is FinishReason.STOP and self._fold.called_tools
         parsed = self._fold.take()

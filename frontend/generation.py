@@ -213,6 +213,7 @@ class Generation:
             self._record.discard()
             return
         self._sink = None
+        self.bend()
         self._rest()
         self._metrics.cancelled()
         if self.spans is not None:
@@ -235,6 +236,7 @@ class Generation:
         leg = self._leg
         is_kept = isinstance(leg, legs.OutputLeg) and leg.link.can(JOURNAL)
         if leg is not None and is_kept:
+            self.bend()
             self._leg = self._sink = None
             self._rest()
             self._record.told()
@@ -291,6 +293,7 @@ class Generation:
         """
         if self._kept_end is not None:  # then, too, a stop string had ended it
             return self._record.good_end(self._kept_end)
+        self.bend()
         if self._leg is not None:
             self._leg.link.cancel(self._leg.request_id)
             if self._record.prefill_end is None:
@@ -300,6 +303,22 @@ class Generation:
         self._wait_ended()
         self._sink = None
         return self._record.good_end(None)
+
+    def straighten(self, way: legs.Way) -> None:
+        """Have what the leg brings go *way*, past this and the sink, until ``bend``.
+
+        For its sink, while that takes ids: the leg's first ones have come this way, and
+        all that they bring about is done.
+        """
+        leg, is_over = self._leg, self._sink is None or self._stopped
+        if isinstance(leg, legs.OutputLeg) and not is_over:
+            way.begin(self._output, leg)
+            leg.straighten(way)
+
+    def bend(self) -> None:
+        """Have what the leg brings come here again."""
+        if self._leg is not None:
+            self._leg.bend()
 
     def prefilled(self, leg: legs.Leg, first: Tokens | None, end: Finished) -> None:
         """Go on after the prefill leg: hand over, or end with its token."""

@@ -15,9 +15,10 @@ from tokenwire.protocol.messages import (
 
 from .errors import ApiError
 from .link import Link
+from .reply import Reply
 from .resume_errors import grammar_rejects_prefix
 
-__all__ = ["Leg", "OutputLeg", "Owner", "PrefillLeg"]
+__all__ = ["Leg", "OutputLeg", "Owner", "PrefillLeg", "Way"]
 
 
 class Owner(Protocol):
@@ -37,6 +38,13 @@ class Owner(Protocol):
 
     def leg_failed(self, leg: Leg, kind: ErrorKind, text: str) -> None:
         """Go on elsewhere, or end."""
+
+
+class Way(Reply, Protocol):
+    """A shorter way for what an output leg brings; it hears that in place of the leg."""
+
+    def begin(self, output: bytearray, leg: OutputLeg) -> None:
+        """Take what comes next, behind *output*; pass on to *leg* what it cannot take."""
 
 
 class Leg(ABC):
@@ -75,7 +83,16 @@ class Leg(ABC):
     def drop(self) -> None:
         """Cancel it, and pass nothing on of what it still brings."""
         self.owner = _NOBODY
+        self.bend()
         self.link.cancel(self.request_id)
+
+    def straighten(self, way: Way) -> None:
+        """Have *way* hear what comes, in place of this."""
+        self.link.redirect(self.request_id, way)
+
+    def bend(self) -> None:
+        """Hear what comes, whoever has heard it so far."""
+        self.link.redirect(self.request_id, self)
 
 
 class PrefillLeg(Leg):

@@ -226,6 +226,10 @@ class Link(Peer):
             msg = f"worker {self.worker_id} does not take messages"
             raise ConnectionError(msg)
 
+    def redirect(self, request_id: str, reply: Reply) -> None:
+        """Have *reply* hear what comes of a request from now on, if it is open."""
+        self._open.redirect(request_id, reply)
+
     def began(self, request_id: str) -> None:
         """Take note that a request has brought its first token."""
         self._open.began(request_id)

@@ -300,12 +300,17 @@ class _Same:
     own; what ``Trails`` sets in it, it takes back.
     """
 
-    __slots__ = ("call_at", "create_future", "time")
+    __slots__ = ("_loop", "call_at", "create_future", "time")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self.call_at = loop.call_at
         self.create_future = loop.create_future
         self.time = loop.time
+
+    def __getattr__(self, name: str) -> object:
+        """Return what else an aiohttp of another release may ask the loop for."""
+        return getattr(self._loop, name)
 
     def create_task(self, work: T) -> T:
         """Return what is waited for in place of a task."""

@@ -15,11 +15,10 @@ _MAX_SENT = 262_144
 """Prompt tokens behind which what was sent before counts half: some hundred requests."""
 
 
-class _Open:
-    """An open request: its reply and the order of what it got."""
+class _Open(Exchange):
+    """An open request: its reply, and the order of what it got."""
 
     __slots__ = (
-        "exchange",
         "handover",
         "num_prompt_tokens",
         "num_seen",
@@ -35,11 +34,11 @@ class _Open:
         num_uncached_tokens: int,
         handover: JsonObject | None,
     ) -> None:
+        super().__init__()
         self.reply = reply
         self.handover = handover
         self.num_prompt_tokens = num_prompt_tokens  # 0 once it has begun
         self.num_uncached_tokens = num_uncached_tokens  # of them, to be computed
-        self.exchange = Exchange()
         self.num_seen = 0  # tokens at the last look
         self.seen_at = 0.0  # when a look first found so many
 
@@ -71,20 +70,20 @@ class OpenRequests:
     @property
     def under_way(self) -> bool:
         """Whether one of them has a token already."""
-        return any(one.exchange.num_tokens for one in self._open.values())
+        return any(one.num_tokens for one in self._open.values())
 
     @property
     def reads_any(self) -> bool:
         """Whether one of them still has to read KV."""
         return any(
-            one.handover is not None and not one.exchange.num_tokens
+            one.handover is not None and not one.num_tokens
             for one in self._open.values()
         )
 
     def reads(self, handover: JsonObject) -> bool:
         """Return whether one of them still has to read this KV."""
         return any(
-            one.handover == handover and not one.exchange.num_tokens
+            one.handover == handover and not one.num_tokens
             for one in self._open.values()
         )
 
@@ -127,7 +126,13 @@ class OpenRequests:
     def follow(self, request_id: str, reply: Reply, num_tokens: int) -> None:
         """Add a request that runs already and has brought *num_tokens* ids."""
         entry = self._open[request_id] = _Open(reply, 0, 0, None)
-        entry.exchange.num_tokens = num_tokens
+        entry.num_tokens = num_tokens
+
+    def redirect(self, request_id: str, reply: Reply) -> None:
+        """Have *reply* hear what comes of a request from now on, if it is open."""
+        entry = self._open.get(request_id)
+        if entry is not None:
+            entry.reply = reply
 
     def forget(self, request_id: str) -> None:
         """Drop a request; its reply hears nothing."""
@@ -144,12 +149,12 @@ class OpenRequests:
             entry = self._open.get(item.request_id)
             if entry is None:
                 continue  # ended here by a loss; the worker has not heard yet
-            entry.exchange.tokens(item)
+            entry.tokens(item)
             end = ends.get(item.request_id) if ends else None
             if end is not None:
                 # Two steps of one request may be in a Batch: the end is the last one's.
-                if end.num_output_tokens == entry.exchange.num_tokens:
-                    entry.exchange.finished(end)
+                if end.num_output_tokens == entry.num_tokens:
+                    entry.finished(end)
                     self.forget(item.request_id)
                     del ends[item.request_id]
                 else:
@@ -158,7 +163,7 @@ class OpenRequests:
         for end in ends.values():
             entry = self._open.get(end.request_id)
             if entry is not None:
-                entry.exchange.finished(end)
+                entry.finished(end)
                 self.forget(end.request_id)
                 entry.reply.finished(end)
 
@@ -170,7 +175,7 @@ class OpenRequests:
         """
         stuck: dict[str, Reply] = {}
         for request_id, entry in self._open.items():
-            num_tokens = entry.exchange.num_tokens
+            num_tokens = entry.num_tokens
             if num_tokens != entry.num_seen:
                 entry.num_seen, entry.seen_at = num_tokens, now
             elif num_tokens and now - entry.seen_at > timeout_s:

@@ -19,7 +19,6 @@ from .frame import Finished, usage
 from .generation import Generation
 from .job import End
 from .metrics import Metrics
-from .plain import plain_way
 from .pool import Pool
 from .resumable import OWN_ENDS
 from .sse import DONE, EventStream, LivelyStream, error_event
@@ -159,7 +158,7 @@ class Session:
         """Send nothing more of the choices."""
         self._error = error
         for choice in self._choices:
-            choice.send_plain = None
+            choice.bend()
 
     async def whole(self, headers: dict[str, str]) -> web.Response:
         """Return the response when every choice has ended.
@@ -320,9 +319,7 @@ class Session:
             if not self._released():
                 self._slow = True
             for choice in plain if self._error is None else ():
-                around = self._call.shape.around(choice.index)
-                way = plain_way(around, choice.detokenizer, stream)
-                choice.send_plain = None if way is None else way.send
+                choice.straighten(self._call.shape.around(choice.index), stream)
             await self._rest_sent(stream, write_timeout_s)
         except OSError:  # its client is gone, or reads nothing
             raise

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 
 from .errors import MalformedMessage
 
-__all__ = ["TOKEN_BYTES", "pack_floats", "pack_ids", "unpack_floats", "unpack_ids"]
+__all__ = [
+    "TOKEN_BYTES",
+    "pack_floats",
+    "pack_ids",
+    "unpack_floats",
+    "unpack_id",
+    "unpack_ids",
+]
 
 TOKEN_BYTES = 4
 """Bytes of one packed id. Vocabularies are below 2**32; vLLM's ids are int32."""
 
 _SWAP = sys.byteorder != "little"
 
-_unpack_one = Struct("<I").unpack
+unpack_id: Callable[[bytes], tuple[int]] = Struct("<I").unpack
+"""Returns the one id in ``TOKEN_BYTES`` of a ``pack_ids`` result."""
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
@@ -38,7 +46,7 @@ def unpack_ids(packed: bytes) -> list[int]:
         MalformedMessage: The length is not a whole number of ids.
     """
     if len(packed) == TOKEN_BYTES:  # one token of a stream: half the time
-        return list(_unpack_one(packed))
+        return list(unpack_id(packed))
     _check_whole(packed)
     values = array("I")
     values.frombytes(packed)

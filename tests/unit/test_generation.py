@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from support.stack import eventually
-from tokenwire.frontend import handover, patience
+from tokenwire.frontend import handover, legs, patience
 from tokenwire.frontend.errors import ApiError, no_such_model
 from tokenwire.frontend.flows import Flows
 from tokenwire.frontend.generation import Generation
@@ -109,6 +109,21 @@ class FakeLink:
         self.submits.append(message)
         self.replies.append(reply)
         self.expected.append(num_cached_tokens)
+
+    def redirect(self, request_id: str, reply: Reply) -> None:
+        """Let another hear what comes."""
+        for number, message in enumerate(self.submits):
+            if message.request_id == request_id:
+                self.replies[number] = reply
+
+    def can(self, capability: str) -> bool:
+        """Return that it has all of them."""
+        del capability
+        return True
+
+    def let_go(self, request_id: str) -> None:
+        """Keep the id, as that of a cancel."""
+        self.cancelled.append(request_id)
 
     def began(self, request_id: str) -> None:
         """Keep the id."""
@@ -1181,3 +1196,85 @@ def test_a_manifest_without_a_path_is_nothing_to_discard() -> None:
     end = finished(FinishReason.LENGTH, 1, kv_transfer_params={"hidden_states_path": 5})
     run.decode.replies[0].finished(end)
     assert run.decode.discarded == []
+
+
+class ShortWay:
+    """A shorter way, which keeps its beginnings."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[bytearray, legs.OutputLeg]] = []
+
+    def begin(self, output: bytearray, leg: legs.OutputLeg) -> None:
+        """Keep a beginning."""
+        self.begun.append((output, leg))
+
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Take tokens."""
+
+    def finished(self, end: Finished) -> None:
+        """Take an end."""
+
+    def lost(self, reason: str) -> None:
+        """Take a loss."""
+
+
+def test_a_short_way_hears_the_leg_in_its_place() -> None:
+    """It gets the output so far, to write what it takes behind, and the leg."""
+    run = begin(disaggregated=False)
+    leg = run.decode.replies[0]
+    leg.tokens(tokens(0, 8), None)
+    way = ShortWay()
+    run.generation.straighten(way)
+
+    assert run.decode.replies == [way]
+    [(output, passed_on_to)] = way.begun
+    assert passed_on_to is leg
+    output += pack_ids([9])
+    assert run.generation.new_token_ids == [8, 9]
+
+
+@pytest.mark.parametrize("how", ["bend", "cancel", "leave", "stop_here"])
+def test_a_short_way_ends_with_what_it_was_for(how: str) -> None:
+    """Where nobody is to hear more, or not yet, the leg hears what comes, and is asked."""
+    run = begin(disaggregated=False)
+    leg = run.decode.replies[0]
+    leg.tokens(tokens(0, 8), None)
+    run.generation.straighten(ShortWay())
+    assert run.decode.replies != [leg]
+    getattr(run.generation, how)()
+
+    assert run.decode.replies == [leg]
+    if how != "bend":  # and there is none again
+        run.generation.straighten(ShortWay())
+        assert run.decode.replies == [leg]
+
+
+def test_a_dropped_leg_has_no_short_way() -> None:
+    """What it still brings is nobody's."""
+    run = begin(disaggregated=False)
+    leg = run.decode.replies[0]
+    assert isinstance(leg, legs.OutputLeg)
+    leg.tokens(tokens(0, 8), None)
+    run.generation.straighten(ShortWay())
+    leg.drop()
+
+    assert run.decode.replies == [leg]
+    leg.tokens(tokens(1, 9), None)
+    assert run.sink.token_ids == [8]
+
+
+def test_a_prompt_takes_no_short_way() -> None:
+    """Nor does an output whose worker is lost: its next leg begins as the first did."""
+    run = begin(disaggregated=True, others=1)
+    [prefill] = run.prefill.replies
+    run.generation.straighten(ShortWay())
+    assert run.prefill.replies == [prefill]
+
+    run = begin(disaggregated=False, others=1)
+    run.decode.replies[0].tokens(tokens(0, 8), None)
+    run.generation.straighten(ShortWay())
+    cast("ShortWay", run.decode.replies[0]).begun[0][1].lost("gone")
+    [other] = run.pool.others
+    assert isinstance(other.replies[0], legs.OutputLeg)
+    other.replies[0].tokens(tokens(0, 9), None)
+    assert run.sink.token_ids == [8, 9]

@@ -8,7 +8,8 @@ import pytest
 
 from tokenwire.frontend.opened import OpenRequests
 from tokenwire.frontend.reply import Reply
-from tokenwire.protocol.messages import Sampling, Submit
+from tokenwire.protocol.errors import SequenceError
+from tokenwire.protocol.messages import Batch, Finished, Sampling, Submit, Tokens
 from tokenwire.protocol.tokens import pack_ids
 
 REPLY = cast("Reply", None)
@@ -48,3 +49,42 @@ def test_the_share_to_be_computed_follows_what_is_sent() -> None:
     for number in range(60, 120):
         sent(opened, str(number), 50_000, 0)
     assert opened.uncached_share > 0.9
+
+
+class Heard:
+    """A reply that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def tokens(self, item: Tokens, end: Finished | None) -> None:
+        """Keep tokens."""
+        self.heard += [item] if end is None else [item, end]
+
+    def finished(self, end: Finished) -> None:
+        """Keep an end."""
+        self.heard.append(end)
+
+    def lost(self, reason: str) -> None:
+        """Keep a loss."""
+        self.heard.append(reason)
+
+
+def test_another_reply_hears_what_comes_from_then_on() -> None:
+    """In its order still; of what is not open nobody hears."""
+    opened, first, second = OpenRequests(), Heard(), Heard()
+    opened.add(Submit("a", pack_ids([1]), Sampling(9)), first)
+    items = [Tokens("a", n, pack_ids([n])) for n in range(3)]
+    opened.take(Batch(items[:1]))
+    opened.redirect("a", second)
+    opened.redirect("b", second)
+    opened.take(Batch(items[1:2]))
+    with pytest.raises(SequenceError):
+        opened.take(Batch(items[1:2]))
+    opened.redirect("a", first)
+    opened.take(Batch(items[2:]))
+    opened.redirect("a", second)
+    opened.lose_all("gone")
+
+    assert first.heard == [items[0], items[2]]
+    assert second.heard == [items[1], "gone"]

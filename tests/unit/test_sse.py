@@ -22,6 +22,10 @@ class Client:
         self.writing_paused = False
         self.slow_from = 1 << 30  # writes after which it reads too slowly
 
+    def get_write_buffer_size(self) -> int:
+        """Return how much of it waits, which is something where it is full."""
+        return 70_000 if self.writing_paused else 0
+
     def is_closing(self) -> bool:
         """Return whether it is gone."""
         return self.closing
