@@ -7,7 +7,6 @@ import json
 import signal
 import urllib.request
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -375,8 +374,6 @@ async def test_forced_tool_calls_obey_their_schema(pair: Up) -> None:
         another_frontend(pair, "--tool-call-parser", "hermes") as (url, _),
         AsyncOpenAI(base_url=url + "/v1", api_key="none", timeout=120) as client,
     ):
-        other = replace(pair, port=int(url.rpartition(":")[2]))
-        await until(lambda: other.ready(**PAIR), LOAD_S, "ready")
         for choice, reason in (("required", "tool_calls"), (named, "stop")):
             request: dict[str, Any] = {
                 "model": NAME,

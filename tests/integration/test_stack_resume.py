@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 
-from support.real_stack import LOAD_S, PAIR, another_frontend, prompt_of
-from support.up import Up, until
+from support.real_stack import another_frontend, prompt_of
+from support.up import Up
 
 pytestmark = [
     pytest.mark.engine,
@@ -104,8 +103,6 @@ async def test_a_killed_frontend_is_told_on_by_another(pair: Up) -> None:
         async with http.post(pair.url + path, json=request) as answer:
             calm = events_of(await answer.read())
         async with another_frontend(pair) as (url, process):
-            other = replace(pair, port=int(url.rpartition(":")[2]))
-            await until(lambda: other.ready(**PAIR), LOAD_S, "ready")
             read = b""
             async with http.post(url + path, json=request) as answer:
                 name = answer.headers["X-Generation-Id"]

@@ -8,9 +8,10 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from .awake import within
-from .up import Up
+from .up import Up, until
 from .vllm_engine import MODEL
 
 __all__ = ["LOAD_S", "NAME", "PAIR", "another_frontend", "gauge_pages", "prompt_of"]
@@ -35,7 +36,7 @@ def gauge_pages(running: Up, worker: str) -> list[str]:
 async def another_frontend(
     pair: Up, *arguments: str
 ) -> AsyncGenerator[tuple[str, Process]]:
-    """A frontend with *arguments* at the same workers; yields its URL, too."""
+    """A frontend with *arguments* at the same workers, ready; yields its URL, too."""
     workers = set(re.findall(r"up at (tcp://\S+?),", pair.log.read_text()))
     given = [word for worker in workers for word in ("--worker", worker)]
     process = await asyncio.create_subprocess_exec(
@@ -52,6 +53,9 @@ async def another_frontend(
                 assert line, "the frontend ended"
                 url = line.partition("listening on ")[2].strip()
         draining = asyncio.create_task(process.stderr.read())
+        # It listens before it knows of a worker.
+        other = replace(pair, port=int(url.rpartition(":")[2]))
+        await until(lambda: other.ready(**PAIR), LOAD_S, "ready")
         yield url, process
         draining.cancel()
     finally:
