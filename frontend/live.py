@@ -85,7 +85,6 @@ class Live:
             ttft_bounds=metrics.time_to_first_token.bounds,
             itl_bounds=metrics.inter_token_latency.bounds,
         )
-        self.num_watchers = 0
         self._watching = Counter[str | None]()  # by the name of their API key
         self._closing = asyncio.Event()
         self._moment: tuple[float, bytes] = (float("-inf"), b"")
@@ -104,6 +103,11 @@ class Live:
         """Return what this process has for itself, as JSON, for another one's page."""
         return msgspec.json.encode(self._own())
 
+    @property
+    def num_watchers(self) -> int:
+        """Pages that are watched in this process."""
+        return self._watching.total()
+
     async def _state(self, request: web.Request) -> web.Response:
         del request
         return web.Response(
@@ -121,7 +125,6 @@ class Live:
         if key is not None and self._watching[key] >= MAX_WATCHERS_OF_KEY:
             msg = f"{MAX_WATCHERS_OF_KEY} pages are watched with the key {key} already"
             raise overloaded(msg, "too_many_watchers")
-        self.num_watchers += 1
         self._watching[key] += 1
         try:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -138,7 +141,6 @@ class Live:
             except TimeoutError:
                 return stream.abort()
         finally:
-            self.num_watchers -= 1
             self._watching[key] -= 1
             self._watching += Counter()  # keeps what is above 0
 

@@ -152,9 +152,8 @@ def _parsed(page: str) -> _Families:
     """Return the families of a page that a process of ours has made."""
     families: _Families = {}
     family = _Family("")
-    for line in page.removesuffix("\n").split(
-        "\n"
-    ):  # labels may hold other ends of lines
+    # Not splitlines(): labels may hold other ends of lines.
+    for line in page.removesuffix("\n").split("\n"):
         if line.startswith("# "):
             _, word, name, rest = f"{line} ".split(" ", 3)
             family = families.setdefault(name, _Family(name))

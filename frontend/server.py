@@ -42,7 +42,7 @@ from .quotas import Quotas
 from .reading import parsed_body, typed_body
 from .replay import CHAT, COMPLETIONS, Replays
 from .resume_keys import ResumeKeys
-from .resuming import ANYONE, Client
+from .resuming import Client
 from .schema import (
     ChatRequest,
     CompletionRequest,
@@ -207,7 +207,7 @@ class Server:
         with intake.serving(request) as visit:
             grant = grant_of(request)
             identity = identity_of(request, grant)
-            client = ANYONE if identity is None else Client(identity)
+            client = Client(identity)
             tenant = tenant_of(request, identity)
             session_id = request.headers.get(SESSION_ID)
             headers = _echoed(request)
