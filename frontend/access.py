@@ -80,7 +80,6 @@ class Access:
         path = _path(request)
         is_counted = path != _WATCH and (request.method == "GET" or path not in _ENDS)
         grant = self._quotas.enter(key, is_counted=is_counted)
-        self._metrics.key_used(key.name, "ok")
         request[GRANT] = grant
         try:
             return await handler(request)

@@ -261,8 +261,8 @@ class Metrics:
         )
         self._key_requests = self._counter(
             "tokenwire_api_key_requests",
-            "Requests by the name of their API key: let in, above a limit, or without a "
-            "key that is known (no name).",
+            "Requests, each once, by the name of their API key: ok (when it is over), the "
+            "limit that it was above, or without a key that is known (no name).",
             "key",
             "outcome",
         )

@@ -46,19 +46,20 @@ class Quotas:
 
     Args:
         ledger: Where it is counted.
-        refused: Told of a key's name and of the limit that a request was above.
+        counted: Told of each request once: its key's name, and ``ok`` or the limit that
+            it was above.
         used: Told of a key's name, of ``prompt`` or ``generation``, and of tokens.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        refused: Callable[[str, str], None],
+        counted: Callable[[str, str], None],
         used: Callable[[str, str, int], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._ledger = ledger
-        self._refused = refused
+        self._counted = counted
         self._used = used
         self._clock = clock
 
@@ -78,7 +79,7 @@ class Quotas:
         self._check(key, _REQUESTS, 1, now)
         is_counted = is_counted and bool(limits.concurrency)
         if is_counted and self._ledger.running(key.name) >= limits.concurrency:
-            self._refused(key.name, "concurrency")
+            self._counted(key.name, "concurrency")
             msg = (
                 f"the key {key.name} has {limits.concurrency} requests under way, as many "
                 "as it may"
@@ -91,6 +92,8 @@ class Quotas:
 
     def leave(self, grant: Grant) -> None:
         """Take note that a request is over."""
+        if not grant.is_refused:
+            self._counted(grant.key.name, "ok")
         if grant.is_counted:
             self._ledger.run(grant.key.name, -1)
 
@@ -145,7 +148,7 @@ class Quotas:
         wait_ns = self._ledger.wait_ns(key.name, rate.place, each_ns, amount, now)
         if not wait_ns:
             return
-        self._refused(key.name, rate.name)
+        self._counted(key.name, rate.name)
         retry_after_s = math.ceil(wait_ns / _NS)
         msg = (
             f"the key {key.name} has its limit of {limit} {rate.name} a minute reached; "
@@ -159,13 +162,14 @@ class Quotas:
             self._ledger.take(key.name, rate.place, MINUTE_NS / limit, amount, now)
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Grant:
     """One request that was let in."""
 
     quotas: Quotas
     key: ApiKey
-    is_counted: bool
+    is_counted: bool  # among those at once
+    is_refused: bool = False  # for its prompt, and counted as that
 
     def check_priority(self, priority: int) -> None:
         """Refuse to go before others further than its key may.
@@ -184,7 +188,9 @@ class Grant:
         Raises:
             ApiError: 429, its key has not so many tokens left.
         """
+        self.is_refused = True
         self.quotas.pay(self.key, num_tokens)
+        self.is_refused = False
 
     def output(self, num_prompt: int, num_output: int, num_more: int) -> None:
         """Pay for its output, of so many tokens and maybe more."""

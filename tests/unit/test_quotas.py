@@ -26,13 +26,13 @@ class Desk:
 
     ledger: Ledger
     now: int = 1000 * SECOND
-    refused: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    counted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     used: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
 
     def __post_init__(self) -> None:
         self.quotas = Quotas(
             self.ledger,
-            lambda name, limit: self.refused.append((name, limit)),
+            lambda name, limit: self.counted.append((name, limit)),
             lambda name, kind, number: self.used.append((name, kind, number)),
             lambda: self.now,
         )
@@ -70,7 +70,7 @@ def test_a_minutes_worth_of_requests_and_then_one_at_a_time(desk: Desk) -> None:
     desk.now += SECOND
     desk.quotas.enter(asking)
     desk.refusal(asking)
-    assert desk.refused == [("a", "requests")] * 2
+    assert desk.counted == [("a", "requests")] * 2
     desk.now += MINUTE_NS
     assert desk.quotas.headers(asking) == {
         "x-ratelimit-limit-requests": "60",
@@ -88,6 +88,23 @@ def test_keys_without_limits_are_counted_and_never_refused(desk: Desk) -> None:
     grant.output(10**9, 10**9, 10**9)
     assert desk.quotas.headers(asking) == {}
     assert desk.used == [("a", "prompt", 10**9), ("a", "generation", 10**9)]
+
+
+def test_a_request_is_counted_once_whatever_becomes_of_it(desk: Desk) -> None:
+    """Also one that is let in, and refused when its prompt is known."""
+    asking = key(tokens_per_minute=600, requests_per_minute=3)
+    served = desk.quotas.enter(asking)
+    served.prompt(500)
+    assert desk.counted == []  # it is not over
+    desk.quotas.leave(served)
+    refused = desk.quotas.enter(asking)
+    with pytest.raises(ApiError):
+        refused.prompt(500)
+    desk.quotas.leave(refused)
+    desk.quotas.leave(desk.quotas.enter(asking))
+    desk.refusal(asking)
+    outcomes = [outcome for _, outcome in desk.counted]
+    assert outcomes == ["ok", "tokens", "ok", "requests"]
 
 
 def test_tokens_are_paid_for_by_prompt_and_by_output(desk: Desk) -> None:
@@ -156,7 +173,8 @@ def test_requests_at_once_have_a_bound(desk: Desk) -> None:
     desk.refusal(asking)
     desk.quotas.leave(grants[0])
     desk.quotas.enter(asking)
-    assert desk.refused == [("a", "concurrency")] * 2
+    concurrency, ok = ("a", "concurrency"), ("a", "ok")
+    assert desk.counted == [concurrency, ok, concurrency, ok]
 
 
 def test_a_refused_request_takes_nothing(desk: Desk) -> None:
