@@ -15,6 +15,7 @@ from tokenwire.protocol.settings import (
 
 from .connections import ConnectionLimits
 from .cors import is_origin
+from .hosts import is_allowed_host
 from .tls import TlsFiles
 
 __all__ = ["AccessSettings", "access_settings", "add_access_options"]
@@ -32,6 +33,7 @@ class AccessSettings(msgspec.Struct, frozen=True):
     tls: TlsFiles | None = None  # None: plain text
     admin_tls: TlsFiles | None = None  # the same of the admin plane
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # of what listens on loopback without keys
     metrics_listen: tuple[str, int] | None = None
     limits: ConnectionLimits = ConnectionLimits()
 
@@ -69,6 +71,16 @@ def add_access_options(parser: SettingsParser) -> None:
         type=_origin,
         metavar="ORIGIN",
         help="pages of this origin may read answers in browsers; repeatable",
+    )
+    add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        type=_allowed_host,
+        metavar="NAME",
+        help="a name that what listens on loopback without keys answers to, as a proxy on "
+        "this machine may ask for it; *: any; repeatable (default: localhost, "
+        "*.localhost, addresses)",
     )
     add(
         "--metrics-listen",
@@ -140,6 +152,7 @@ def access_settings(
         tls=tls,
         admin_tls=admin_tls,
         cors_origins=tuple(given.cors_origin),
+        allowed_hosts=tuple(given.allowed_host),
         metrics_listen=given.metrics_listen,
         limits=ConnectionLimits(
             max_header_bytes=given.max_header_bytes,
@@ -150,6 +163,13 @@ def access_settings(
             write_timeout_s=given.client_write_timeout_s,
         ),
     )
+
+
+def _allowed_host(text: str) -> str:
+    if not is_allowed_host(text):
+        msg = f"{text!r} is not a name like box.example.com, without a port"
+        raise argparse.ArgumentTypeError(msg)
+    return text
 
 
 def _origin(text: str) -> str:

@@ -12,10 +12,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from tokenwire.protocol.admin import (
     Action,
@@ -91,10 +91,10 @@ class AdminPlane:
         self._own_pauses = OwnPauses()
         self._running: set[asyncio.Future[web.Response]] = set()
 
-    def application(self, errors: Any) -> web.Application:
-        """Return the aiohttp application; *errors* is the middleware for failures."""
+    def application(self, around: Sequence[Middleware]) -> web.Application:
+        """Return the aiohttp application, with these middlewares around its own."""
         app = web.Application(
-            middlewares=[errors, self._authorized], client_max_size=MAX_BODY_BYTES
+            middlewares=[*around, self._authorized], client_max_size=MAX_BODY_BYTES
         )
         posts: dict[str, Route] = {
             "/pause": self._pause,

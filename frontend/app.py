@@ -240,7 +240,9 @@ async def serve(
             plane = AdminPlane(
                 config.admin, keys.admin, pool, metrics, server.models, server.health
             )
-            app = plane.application(server.errors)
+            has_guard = keys.admin.is_set or keys.admin_tls is not None
+            around = server.around(config.admin.host, has_guard=has_guard)
+            app = plane.application(around)
             admin = door("admin plane on", app, keys.admin_tls)
             if share is None:
                 await admin.open(config.admin.host, config.admin.port)

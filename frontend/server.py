@@ -11,6 +11,7 @@ from importlib import metadata
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from tokenwire.protocol.messages import Role
 from tokenwire.protocol.tracing import Tracing
@@ -26,6 +27,7 @@ from .errors import ApiError, bad_request, internal_error
 from .gauges import watch_workers
 from .generate import GenerateRequest, generate_call
 from .generations import Generations
+from .hosts import hosts_for
 from .intake import Intake, tenant_of, ticket_of
 from .job import End
 from .kept import owner_of
@@ -123,12 +125,14 @@ class Server:
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
+        config = self._config
+        has_guard = self._access is not None or config.access.tls is not None
         app = web.Application(
-            middlewares=[self._trails.leave, self.errors],
-            client_max_size=self._config.max_body_bytes,
+            middlewares=self.around(config.host, has_guard=has_guard),
+            client_max_size=config.max_body_bytes,
         )
-        if self._config.access.cors_origins:
-            cors = Cors(self._config.access.cors_origins)
+        if config.access.cors_origins:
+            cors = Cors(config.access.cors_origins)
             app.middlewares.append(cors.preflight)
             app.on_response_prepare.append(cors.allow)
         if self._access is not None:
@@ -146,16 +150,32 @@ class Server:
         self._add_probes(app.router)
         app.router.add_get("/version", self._version)
         app.router.add_get("/openapi.json", self._openapi)
-        if self._config.ui:
+        if config.ui:
             self.live.add_to(app)
         return app
 
     def probes(self) -> web.Application:
         """Return what ``--metrics-listen`` serves, without a key."""
-        middlewares = [self.errors] if self._access is None else [self.errors, briefly]
-        app = web.Application(middlewares=middlewares)
+        host, _ = self._config.access.metrics_listen or ("", 0)
+        app = web.Application(middlewares=self.around(host, has_guard=False))
+        if self._access is not None:
+            app.middlewares.append(briefly)
         self._add_probes(app.router)
         return app
+
+    def around(self, host: str, *, has_guard: bool) -> list[Middleware]:
+        """Return what is around the routes of each listener, outermost first.
+
+        Args:
+            host: Where it listens.
+            has_guard: Whether it asks for a key, or has a certificate: a page whose name
+                points here has neither.
+        """
+        hosts = (
+            None if has_guard else hosts_for(host, self._config.access.allowed_hosts)
+        )
+        guards = [] if hosts is None else [hosts.guard]
+        return [self._trails.leave, self.errors, *guards]
 
     def _add_probes(self, router: web.UrlDispatcher) -> None:
         router.add_get("/health", self.health)

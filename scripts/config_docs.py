@@ -41,7 +41,7 @@ SECTIONS = {
     "How many of what": "prefill|decode|aggregated|frontends",
     "Where workers are": "worker|workers-file|workers-dns",
     "Keys of the links": "curve.*|insecure-plaintext",
-    "Access and TLS": "(api-key|tls|cors|client-ca|max-(header|connection|requests-per)).*",
+    "Access and TLS": "(api-key|tls|cors|allowed-host|client-ca|max-(header|connection|requests-per)).*",
     "How much at once": "(max-(inflight|queue|body|requests|queued)|queue-at).*",
     "Timeouts": "(?!admin).*-(timeout|interval|wait)-s",
     "Who computes what": "(remote-prefill|routing|kv-index|kv-events).*",

@@ -22,7 +22,7 @@ def request_bytes(body: bytes, version: str, *headers: str) -> bytes:
     """Return a completion request as it goes over the wire."""
     lines = [
         f"POST /v1/completions HTTP/{version}",
-        "Host: x",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         *headers,
@@ -183,7 +183,7 @@ async def test_the_last_of_a_stream_waits_for_a_reader_within_its_bound() -> Non
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
         _, writer = await asyncio.open_connection(host, port, limit=1024)
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with within(60):
             assert await ended == "timeout"
         writer.close()
@@ -196,16 +196,16 @@ async def test_the_last_of_a_stream_waits_for_a_reader_within_its_bound() -> Non
 MALFORMED = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     "request line": b"POST\r\n\r\n",
-    "method": b"P\x00ST / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "version": b"GET / HTTP/9.9.9\r\nHost: x\r\n\r\n",
+    "method": b"P\x00ST / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "version": b"GET / HTTP/9.9.9\r\nHost: localhost\r\n\r\n",
     "header": b"GET /live HTTP/1.1\r\nHost x\r\n\r\n",
     "header too long": b"GET /live HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n",
-    "line too long": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "line too long": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "length": b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
     "lengths": b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
     "smuggled": b"POST / HTTP/1.1\r\nContent-Length: 5\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "expectation": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n"
+    "expectation": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: miracles\r\n"
     b"Content-Length: 0\r\nConnection: close\r\n\r\n",
 }
 

@@ -164,7 +164,7 @@ async def test_a_body_without_a_key_is_not_waited_for(
     monkeypatch.setattr("aiohttp.http_parser.DeflateBuffer.feed_data", feed_data)
     host, port = locked.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000000\r\n"
     head += "Content-Encoding: gzip\r\nContent-Type: application/json\r\n\r\n"
     writer.write(head.encode())
     async with within(20):

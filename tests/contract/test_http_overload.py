@@ -258,7 +258,7 @@ async def test_a_slow_reader_holds_no_place(tiny_model: Path) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", port))
             client.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
                 % (len(data), data)
             )
@@ -394,7 +394,7 @@ def _post(port: int, size: int, *, chunked: bool = False) -> socket.socket:
     if not chunked:
         length = b"Content-Length: %d" % (size + 1)
     client.sendall(
-        b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         + length
         + b"\r\n\r\n"
     )
@@ -430,7 +430,7 @@ async def test_a_body_that_is_only_announced_keeps_nobody_out(
     async with stack(
         tiny_model, arguments=(*arguments, "--max-body-bytes", "5000")
     ) as running:
-        head = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json"
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
         port = int(running.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as silent:
             silent.sendall(head + b"\r\nContent-Length: 4900\r\n\r\n")

@@ -15,7 +15,7 @@ from support.stack import Stack, eventually, stack
 from tokenwire.frontend.connections import Connections
 from tokenwire.frontend.listener import MAX_HEADERS
 
-LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LIMIT = 2_048
 ARGUMENTS = ("--max-header-bytes", str(LIMIT), "--client-header-timeout-s", "3")
 
@@ -147,7 +147,7 @@ async def test_an_idle_connection_is_closed_in_time(tiny_model: Path) -> None:
 def headers(number: int, size: int) -> bytes:
     """Return a request with so many more headers, of so many bytes each."""
     more = b"".join(b"X-%d: %s\r\n" % (n, b"x" * size) for n in range(number))
-    return b"GET /live HTTP/1.1\r\nHost: x\r\n" + more + b"\r\n"
+    return b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_headers_above_the_limit_are_a_431(tiny_model: Path, how: str) -> 
 async def test_headers_behind_a_request_are_bounded_as_well(tiny_model: Path) -> None:
     """Sent with it, or while it is served."""
     body = b'{"prompt": "a"}'
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: %d\r\n\r\n" % len(body)
     long = headers(10, LIMIT // 8)
     async with stack(tiny_model, arguments=ARGUMENTS) as served:
@@ -211,7 +211,7 @@ async def test_too_many_headers_are_a_400(tiny_model: Path) -> None:
 async def test_a_body_behind_long_headers_is_no_part_of_them(tiny_model: Path) -> None:
     """A large request that comes in one piece is none with long headers."""
     body = json.dumps({"prompt": "a" * 4 * LIMIT}).encode()
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: %d\r\n\r\n" % len(body)
     async with stack(tiny_model, arguments=ARGUMENTS) as served, client(served) as one:
         assert await one.ask(head + body) == 200
@@ -222,7 +222,9 @@ async def test_connections_have_a_bound(tiny_model: Path) -> None:
     arguments = ("--max-connections", "2")
     options = ("--step-ms", "20")
     long = json.dumps({"prompt": [5], "max_tokens": 1_000, "stream": True}).encode()
-    stream = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"
+    stream = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+    )
     stream += b"Content-Type: application/json\r\n\r\n"
     async with stack(tiny_model, options=options, arguments=arguments) as served:
         async with client(served) as idle, client(served) as first:

@@ -78,7 +78,7 @@ async def test_plain_text_gets_no_answer(
     async with stack(tiny_model, arguments=shared.arguments) as running:
         host, port = running.url.removeprefix("https://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             assert not await reader.read()
         writer.close()
@@ -223,7 +223,7 @@ async def test_a_slow_reader_is_held_back_over_tls(
             server_hostname="localhost",
             limit=1024,
         )
-        ask = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+        ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
         writer.write(ask * 200)
         assert running.runner is not None
         stalled = running.runner.connections._stalled  # pyright: ignore[reportPrivateUsage]

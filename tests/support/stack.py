@@ -381,7 +381,9 @@ async def frontend(
         config.admin, keys.admin, pool, metrics, server.models, server.health
     )
     runner = Runner(app, limits, refused)
-    admin = Runner(plane.application(server.errors), limits, refused)
+    has_guard = keys.admin.is_set or keys.admin_tls is not None
+    around = server.around(config.admin.host, has_guard=has_guard)
+    admin = Runner(plane.application(around), limits, refused)
     probes = Runner(server.probes(), limits, refused)
     doors = {
         "http": Door("listening on", runner, keys.tls),
