@@ -34,6 +34,7 @@ from .access import BRIEF
 from .admin_key import AdminKey
 from .admin_settings import AdminSettings
 from .errors import ApiError, bad_request, unavailable
+from .expectation import go_on
 from .fanout import Outcome, OwnPauses, everywhere, participants, standing
 from .link import Link
 from .listener import ignore_rest
@@ -377,6 +378,7 @@ async def _body(request: web.Request) -> bytes:
     Raises:
         ApiError: 415, it is something else; 408, it takes too long.
     """
+    go_on(request)
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await request.read()

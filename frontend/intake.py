@@ -21,6 +21,7 @@ from .capacity import UNLIMITED, Capacity
 from .config import Config
 from .errors import ApiError, overloaded, unavailable
 from .events import first_of
+from .expectation import go_on
 from .metrics import Metrics
 from .pool import Pool
 from .visit import Visit
@@ -150,6 +151,7 @@ class Intake:
             self._has_come(visit, len(whole))
             visit.is_read = True
             return whole
+        go_on(request)
         timeout_s = self._config.client_read_timeout_s
         body = bytearray()
         try:

@@ -25,6 +25,7 @@ from aiohttp.web_request import BaseRequest
 
 from .connections import ConnectionLimits, Connections
 from .errors import ApiError, unavailable
+from .expectation import asking_later, expects_nothing
 
 __all__ = ["MAX_HEADERS", "Runner", "ignore_rest"]
 
@@ -85,7 +86,7 @@ class Runner(web.AppRunner):
         plain = await super()._make_server()
         server = _Server(
             _answering(plain.request_handler),
-            request_factory=plain.request_factory,
+            request_factory=asking_later(plain.request_factory),
             handler_cancellation=plain.handler_cancellation,
             **plain._kwargs,  # pyright: ignore[reportPrivateUsage]
         )
@@ -326,13 +327,16 @@ def _answering(
         try:
             if isinstance(request.protocol, _Connection):
                 request.protocol.check_head(request)
-            return await handler(request)
+            response = await handler(request)
         except web.HTTPException as error:
-            return _response(ApiError(error.status, error.text or error.reason))
+            response = _response(ApiError(error.status, error.text or error.reason))
         except ApiError as error:
             response = _response(error)
             response.force_close()
-            return response
+        else:
+            if not expects_nothing(request):
+                response.force_close()
+        return response
 
     return answer
 
