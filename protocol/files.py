@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 
 __all__ = ["UnusableFile", "Version", "read_file", "replace_file", "version_of"]
@@ -29,17 +30,18 @@ def read_file(kind: str, path: str, max_bytes: int, *, denied: str = "") -> byte
         denied: Those of the rights ``rwx`` that not everyone may have.
 
     Raises:
-        UnusableFile: It cannot be read, is too long, or everyone has such a right.
+        UnusableFile: It cannot be read, is none, is too long, or everyone has such a right.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb", opener=_opened) as file:
             mode = os.fstat(file.fileno()).st_mode
+            _check_is_file(kind, path, mode)
             if any(mode & _RIGHTS[right] for right in denied):
                 msg = f"the {kind} {path} is open to everyone: chmod o-{denied} {path}"
                 raise UnusableFile(msg)
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise _unreadable(kind, path, error) from error
+        raise _unreadable(kind, path, error.strerror or str(error)) from error
     if len(data) > max_bytes:
         msg = f"{path} is above {max_bytes} bytes: it is no {kind}"
         raise UnusableFile(msg)
@@ -74,15 +76,30 @@ def version_of(kind: str, path: str) -> Version:
     """Return the version of the file *path*, a *kind*.
 
     Raises:
-        UnusableFile: It cannot be looked at.
+        UnusableFile: It cannot be looked at, or is none.
     """
     try:
         status = os.stat(path)
     except OSError as error:
-        raise _unreadable(kind, path, error) from error
+        raise _unreadable(kind, path, error.strerror or str(error)) from error
+    _check_is_file(kind, path, status.st_mode)
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _unreadable(kind: str, path: str, error: OSError) -> UnusableFile:
-    msg = f"cannot read the {kind} {path}: {error.strerror or error}"
+def _opened(path: str, flags: int) -> int:
+    """Open *path* at once: a pipe to which nobody writes would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _check_is_file(kind: str, path: str, mode: int) -> None:
+    """Refuse what has no end, or none yet: pipes, devices; and folders.
+
+    What a link leads to counts: secrets of Kubernetes are links to files.
+    """
+    if not stat.S_ISREG(mode):
+        raise _unreadable(kind, path, "it is no regular file")
+
+
+def _unreadable(kind: str, path: str, why: str) -> UnusableFile:
+    msg = f"cannot read the {kind} {path}: {why}"
     return UnusableFile(msg)

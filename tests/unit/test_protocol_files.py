@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tokenwire.protocol.files import UnusableFile, read_file, replace_file
+from tokenwire.protocol.files import UnusableFile, read_file, replace_file, version_of
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,38 @@ def test_what_cannot_be_read_or_is_too_long_is_a_sentence(tmp_path: Path) -> Non
     file.write_bytes(b"a" * 9)
     with pytest.raises(UnusableFile, match="is above 8 bytes: it is no name file"):
         read_file("name file", str(file), 8)
+
+
+@pytest.mark.timeout(20)  # it would wait for who writes
+@pytest.mark.parametrize("what", ["pipe", "folder", "device"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
+    """Also behind a link: a pipe is read for ever, and a device may have no end."""
+    path = tmp_path / what
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path = Path(os.devnull)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    for given in (path, link):
+        for look in (partial(read_file, max_bytes=8), version_of):
+            with pytest.raises(
+                UnusableFile, match=r"cannot .*: (it is no regular file|Is a dir)"
+            ):
+                look("name file", str(given))
+
+
+def test_links_to_files_are_files(tmp_path: Path) -> None:
+    """As Kubernetes mounts a secret: a link to a file in a folder that is a link."""
+    data = tmp_path / "..data-1"
+    data.mkdir()
+    (data / "keys").write_text("a")
+    (tmp_path / "..data").symlink_to(data.name)
+    (tmp_path / "keys").symlink_to("..data/keys")
+    assert read_file("name file", str(tmp_path / "keys"), 8) == b"a"
+    assert version_of("name file", str(tmp_path / "keys"))[1] == 1
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
