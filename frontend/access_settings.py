@@ -125,8 +125,8 @@ def add_access_options(parser: SettingsParser) -> None:
         type=whole_number(0),
         default=_DEFAULT.max_per_client,
         metavar="N",
-        help="the same for one address; 0: no bound, since a proxy is one "
-        "(default: %(default)s)",
+        help="the same for one address, of IPv6 one /64; 0: no bound, since a proxy is "
+        "one (default: %(default)s)",
     )
 
 

@@ -10,6 +10,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-__all__ = ["ConnectionLimits", "Connections", "Peer"]
+__all__ = ["ConnectionLimits", "Connections", "Peer", "client_of"]
 
 LOOK_S = 1.0
 """Between two looks, while there is somebody to look at: bounds are of whole seconds."""
@@ -28,6 +29,11 @@ that wait takes a millisecond for some thousands."""
 
 SLOW_LOOKS = 5
 """Beyond the time that a stream gives its reader itself, so that it speaks first."""
+
+
+CLIENT_BITS = 64
+"""Of an IPv6 address, those that tell clients apart: the rest is the client's own to choose
+(RFC 4291, 2.5.4)."""
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
@@ -97,7 +103,7 @@ class Connections:
 
     def enter(self, peer: Peer) -> bool:
         """Take a new connection; False: it must be turned away. ``leave`` follows."""
-        address = peer.address
+        address = client_of(peer.address)
         limits = self.limits
         if limits.max_per_client and self._by_address[address] >= limits.max_per_client:
             self.refused("client_limit")
@@ -189,3 +195,18 @@ class Connections:
                 self.refused("room")
                 self.leave(peer)
                 peer.drop()
+
+
+def client_of(address: str) -> str:
+    """Return whose *address* is: IPv4 as it is, of IPv6 the network, which is one client's."""
+    if ":" not in address:
+        return address
+    try:
+        given = ipaddress.IPv6Address(address)
+    except ValueError:
+        return address
+    if given.ipv4_mapped is not None:
+        return str(given.ipv4_mapped)
+    kept = int(given) >> (128 - CLIENT_BITS) << (128 - CLIENT_BITS)
+    zone = f"%{given.scope_id}" if given.scope_id else ""
+    return f"{ipaddress.IPv6Address(kept)}{zone}/{CLIENT_BITS}"

@@ -19,6 +19,7 @@ from .admission import Bounds, Gate, Reason, State, Ticket
 from .calls import Call
 from .capacity import UNLIMITED, Capacity
 from .config import Config
+from .connections import client_of
 from .errors import ApiError, overloaded, unavailable
 from .events import first_of
 from .expectation import go_on
@@ -347,14 +348,14 @@ def ticket_of(tenant: bytes, call: Call) -> Ticket:
 
 
 def tenant_of(request: web.Request, identity: str | None) -> bytes:
-    """Return who a request is of: its API key, hashed so that none is kept, or its peer.
+    """Return who a request is of: its API key, hashed so that none is kept, or its client.
 
     Args:
         request: What is asked.
         identity: See ``access.identity_of``.
     """
     if identity is None:
-        return (request.remote or "").encode()
+        return client_of(request.remote or "").encode()
     data = identity.encode(errors="surrogateescape")
     return hashlib.blake2b(data, digest_size=_TENANT_BYTES, key=_TENANT_KEY).digest()
 

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenwire.frontend.connections import SLOW_LOOKS, ConnectionLimits, Connections
+from tokenwire.frontend.connections import (
+    SLOW_LOOKS,
+    ConnectionLimits,
+    Connections,
+    client_of,
+)
 
 
 class Fake:
@@ -161,6 +166,35 @@ def test_an_address_has_a_bound_of_its_own() -> None:
     for peer in [near[1], *far, last]:
         desk.leave(peer)
     assert not desk._by_address  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_network_of_ipv6_is_one_client() -> None:
+    """Its addresses are for it to choose: they share its places, and all are given back."""
+    desk = Desk(max_per_client=2)
+    first = desk.entered("a", address="2001:db8:0:1::1")
+    second = desk.entered("b", address="2001:db8:0:1:ffff::2")
+    assert not desk.enter(Fake("c", "2001:db8:0:1::3"))
+    desk.entered("d", address="2001:db8:0:2::1")
+    for one in (*first, *second):
+        desk.leave(one)
+    desk.entered("e", "f", address="2001:db8:0:1::4")
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("", ""),
+        ("::1", "::/64"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::%eth0/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("no:address", "no:address"),
+    ],
+)
+def test_whose_an_address_is(address: str, client: str) -> None:
+    """IPv4 in IPv6's form is IPv4: else all of it would be one client."""
+    assert client_of(address) == client
 
 
 def test_nobody_is_looked_at_when_nobody_waits() -> None:
