@@ -84,8 +84,8 @@ _numbers = itertools.count(1)
 class Generation:
     """One sequence, from routing to its end.
 
-    ``start``, ``told``, ``cancel`` and ``stop_here`` are for the HTTP side, the rest
-    for legs.
+    ``start``, ``told``, ``cancel``, ``drop`` and ``stop_here`` are for the HTTP side, the
+    rest for legs.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Generation:
         self._sequence = Sequence(job)
         self._record = self._sequence.record
         self._output = self._sequence.output
-        self._patience: Patience | None = None  # from its first wait on
+        self._patience: Patience | None = None  # from its first wait to the next token
         self._failure = (ErrorKind.ENGINE, "")  # why it waits
         self._attempts = Attempts()
         self._paused_at: float | None = None  # when a worker failed under the output
         self._leg: legs.Leg | None = None
-        self._handover: Handover | None = None  # from its first on
+        self._handover: Handover | None = None  # while KV is read
         self._decoding = False  # this leg has brought a token of the output
         self._stopped = False  # at a stop string; the worker's end is awaited
         self._is_left = False  # its client is gone, and it goes on
@@ -223,6 +223,10 @@ class Generation:
             self._leg.link.cancel(self._leg.request_id)
             if self._decoding:
                 self._sequence.remember(self._leg.link)
+
+    def drop(self) -> None:
+        """Forget the sink of what has sent nothing to a worker."""
+        self._sink = None
 
     def leave(self) -> None:
         """Let the sequence go on without its client, who has left.
@@ -385,12 +389,9 @@ class Generation:
             if flows is not None:
                 flows.was_handed_over(leg.link.worker_id, link.worker_id)
             if self._sink is not None:
-                if self._handover is None:
-                    self._handover = Handover(self._read_overdue)
-                self._handover.begin(leg.link)
+                self._handover = Handover(leg.link, self._read_overdue)
         except ConnectionError as error:
-            self._release(leg, end)
-            self.leg_failed(decode, ErrorKind.ENGINE, str(error))
+            self.leg_failed(decode, ErrorKind.ENGINE, str(error))  # releases the KV
         except ApiError as error:  # the hand-over made the message too large
             self._release(leg, end)
             self._fail(ErrorKind.INVALID, error.message)
@@ -566,13 +567,18 @@ class Generation:
             end.reason, end.stop_reason = ended.reason, ended.stop_reason
             sink.ended(end)
 
+    # Both know of this, too: kept, they would leave it, and its prompt, to the collector
+    # of cycles.
+
     def _wait_ended(self) -> None:
-        if self._patience is not None:
-            self._patience.end()
+        patience, self._patience = self._patience, None
+        if patience is not None:
+            patience.end()
 
     def _read_ended(self) -> None:
-        if self._handover is not None:
-            self._handover.end()
+        handover, self._handover = self._handover, None
+        if handover is not None:
+            handover.end()
 
     def _rest(self) -> None:
         """Wait for nothing any more."""

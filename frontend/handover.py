@@ -15,28 +15,26 @@ had been read is used within a step; from a frozen peer it would wait for ever."
 
 
 class Handover:
-    """Calls *overdue* with the reason when the source is lost and the read goes on."""
+    """Calls *overdue* with the reason when the source is lost and the read goes on.
+
+    Args:
+        source: The worker that a decode worker reads from now.
+        overdue: Who hears of it.
+    """
 
     __slots__ = ("_bound", "_overdue", "_source")
 
-    def __init__(self, overdue: Callable[[str], None]) -> None:
-        self._overdue = overdue
-        self._source: Link | None = None
-        self._bound: asyncio.TimerHandle | None = None
-
-    def begin(self, source: Link) -> None:
-        """A decode worker reads from *source* now."""
+    def __init__(self, source: Link, overdue: Callable[[str], None]) -> None:
         self._source = source
+        self._overdue = overdue
+        self._bound: asyncio.TimerHandle | None = None
         source.watch(self._source_lost)
 
     def end(self) -> None:
-        """The read has ended, one way or another; harmless without one."""
-        if self._source is not None:
-            self._source.unwatch(self._source_lost)
-            self._source = None
+        """The read has ended, one way or another."""
+        self._source.unwatch(self._source_lost)
         if self._bound is not None:
             self._bound.cancel()
-            self._bound = None
 
     def _source_lost(self, reason: str) -> None:
         loop = asyncio.get_running_loop()

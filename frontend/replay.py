@@ -130,7 +130,11 @@ class Replay:
         """
         call = await self.call(ALL)
         session = Session(call, self._pool, _UNCOUNTED)
-        num_openings, end = await session.silently(self._tell_kept)
+        try:
+            num_openings, end = await session.silently(self._tell_kept)
+            num_tokens = session.num_tokens
+        finally:
+            session.close()
         resumable = resumable_of(call)
         num_events = resumable.num_events
         is_whole = end is None or end.error is None
@@ -138,7 +142,7 @@ class Replay:
             why = "it went on at another worker, which has it no more"
             raise replay_window_lost(self.found.generation_id, why)
         checkpoint = resumable.checkpoint(num_events)
-        return Told(num_events, num_openings, session.num_tokens, end, checkpoint)
+        return Told(num_events, num_openings, num_tokens, end, checkpoint)
 
     async def follow(self, choice: Choice) -> None:
         """Have *choice* told what is kept, and what comes from now on.
@@ -165,10 +169,12 @@ class Replay:
             return told.checkpoint
         num_tokens = max(0, min(seq - told.num_openings, told.num_tokens))
         call = await self.call()
-        choice = Session(call, self._pool, _UNCOUNTED).only_choice
+        session = Session(call, self._pool, _UNCOUNTED)
+        choice = session.only_choice
         self._tell_kept(choice)
         resumable = resumable_of(call)
         resumable.add(*choice.held(num_tokens))
+        session.close()
         return resumable.checkpoint(seq)
 
     def _tell_kept(self, choice: Choice) -> None:

@@ -273,6 +273,7 @@ class Server:
                 return await session.streamed(request, headers, timeout_s)
             finally:
                 intake.give_up.pop(session.give_up, None)
+                session.close()
                 trail.num_tokens = session.num_tokens
                 intake.leave(ticket, session.num_tokens)
                 if grant is not None and ticket.admitted_at:
@@ -367,10 +368,13 @@ class Server:
         response: web.StreamResponse
         try:
             response = await handler(request)
-        except ApiError as error:
-            response = self._failure(request, error)
-        except web.HTTPException as error:
-            response = self._failure(request, _from_http(error, self._config))
+        except (ApiError, web.HTTPException) as error:
+            # Its frames know who keeps it: else a cycle, with all that was asked for.
+            error.__traceback__ = None
+            if isinstance(error, web.HTTPException):
+                response = self._failure(request, _from_http(error, self._config))
+            else:
+                response = self._failure(request, error)
         except web.RequestPayloadError as error:
             failed = bad_request(f"the body cannot be read: {error}")
             response = self._failure(request, failed)

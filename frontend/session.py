@@ -136,6 +136,12 @@ class Session:
         num_left = job.sampling.max_tokens - len(job.output_token_ids)
         return max(0, num_left - self.num_made)
 
+    def close(self) -> None:
+        """Let go of what it was to run, or has told nobody; harmless when all has run."""
+        for choice in self._choices:
+            choice.generation.drop()
+        self._choices = []
+
     def give_up(self, error: ApiError) -> None:
         """End the response with *error*, unless all is over."""
         if self._num_running and self._error is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -426,6 +428,21 @@ def test_a_hand_over_that_makes_the_message_too_large_ends_the_request() -> None
 
 
 @pytest.mark.pitfall(21)
+def test_a_decode_worker_that_takes_nothing_has_its_kv_released_once() -> None:
+    """And the prompt is computed anew, elsewhere: the releases are counted."""
+    run = begin(disaggregated=True, others=1)
+
+    def busy(message: Submit, reply: Reply, num_cached_tokens: int = 0) -> None:
+        raise ConnectionError("it does not take messages")
+
+    run.decode.submit = busy  # type: ignore[method-assign]
+    run.handed_over()
+
+    assert run.pool.released == [KV]
+    assert len(run.prefill.submits) == 2
+    assert run.sink.ends == []
+
+
 def test_a_prefill_answer_without_kv_is_a_failure() -> None:
     """The decode worker computes the prompt, and the prefill worker is avoided."""
     run = begin(disaggregated=True)
@@ -645,6 +662,32 @@ async def test_a_read_that_ends_in_time_is_left_alone(
     left.handed_over()
     left.generation.cancel()
     assert not left.prefill.watchers
+
+
+@pytest.mark.parametrize("disaggregated", [True, False])
+async def test_what_watched_over_a_generation_is_gone_with_it(
+    disaggregated: bool,
+) -> None:
+    """Its read of KV, and its waits: they would keep it, and its prompt, in a cycle."""
+    run = begin(disaggregated=disaggregated)
+    if disaggregated:
+        run.handed_over()
+    else:
+        run.decode.replies[0].lost("gone")
+        run.pool.come_back()
+    gc.collect()
+    gc.disable()
+    try:
+        run.decode.replies[-1].tokens(tokens(0, 8), finished(FinishReason.STOP, 1))
+        assert [end.error for end in run.sink.ends] == [None]
+        over = weakref.ref(run.generation)
+        for link in (run.pool.prefill, run.decode):
+            if link is not None:
+                link.replies.clear()  # those of requests that have ended
+        del run
+        assert over() is None
+    finally:
+        gc.enable()
 
 
 async def test_without_a_worker_an_output_waits_for_one() -> None:
