@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import threading
+import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -154,15 +155,21 @@ class Span:
     """One span; ``end`` it once. One that is not sampled costs little, and goes on as such.
 
     Attributes of one that is not recorded are dropped; look at ``is_recording`` before
-    making costly ones.
+    making costly ones. Its times, and those of the spans below it here, are of one reading
+    of the wall clock: one that is set meanwhile makes none end before it begins.
     """
 
-    __slots__ = ("_span", "_tracing", "is_recording")
+    __slots__ = ("_ahead_ns", "_span", "_tracing", "is_recording")
 
-    def __init__(self, tracing: Tracing, span: OtelSpan) -> None:
+    def __init__(self, tracing: Tracing, span: OtelSpan, ahead_ns: int) -> None:
         self._tracing = tracing
         self._span = span
+        self._ahead_ns = ahead_ns  # of the wall clock, before the monotonic one
         self.is_recording = span.is_recording()
+
+    def now_ns(self) -> int:
+        """Return the time since 1970, as this span and those below it have it."""
+        return time.monotonic_ns() + self._ahead_ns
 
     def child(
         self,
@@ -180,7 +187,11 @@ class Span:
             begun_ns: Since 1970; None: now.
             attributes: With ``__`` for each dot in their names.
         """
-        return self._tracing.below(self._span, name, kind, begun_ns, attributes)
+        if begun_ns is None:
+            begun_ns = self.now_ns()
+        return self._tracing.below(
+            self._span, name, kind, begun_ns, attributes, self._ahead_ns
+        )
 
     def set(self, **attributes: Any) -> None:
         """Set attributes; their names have ``__`` for each dot. None sets nothing."""
@@ -190,7 +201,7 @@ class Span:
     def event(self, name: str, **attributes: Any) -> None:
         """Add an event, now."""
         if self.is_recording:
-            self._span.add_event(name, _named(attributes))
+            self._span.add_event(name, _named(attributes), self.now_ns())
 
     def failed(self, error_type: str, text: str = "") -> None:
         """Let it be one of something that failed; not yet its end."""
@@ -200,7 +211,7 @@ class Span:
 
     def end(self, ended_ns: int | None = None) -> None:
         """End it; None: now."""
-        self._span.end(ended_ns)
+        self._span.end(self.now_ns() if ended_ns is None else ended_ns)
 
     def trace(self, request_id: str = "") -> Trace:
         """Return what whoever goes on with this is told."""
@@ -265,27 +276,31 @@ class Tracing:
         if trace.traceparent:
             carrier = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
             context = self._propagator.extract(carrier, self._nothing)
-        return self._begin(name, context, kind, None, attributes)
+        begun_ns = time.time_ns()
+        ahead_ns = begun_ns - time.monotonic_ns()
+        return self._begin(name, context, kind, begun_ns, attributes, ahead_ns)
 
     def below(
         self,
         parent: OtelSpan,
         name: str,
         kind: str,
-        begun_ns: int | None,
+        begun_ns: int,
         attributes: Mapping[str, Any],
+        ahead_ns: int,
     ) -> Span:
         """Begin a span below one of ours; see ``Span.child``."""
         context = self._in_context(parent, self._nothing)
-        return self._begin(name, context, kind, begun_ns, attributes)
+        return self._begin(name, context, kind, begun_ns, attributes, ahead_ns)
 
     def _begin(
         self,
         name: str,
         context: Context,
         kind: str,
-        begun_ns: int | None,
+        begun_ns: int,
         attributes: Mapping[str, Any],
+        ahead_ns: int,
     ) -> Span:
         span = self._tracer.start_span(
             name,
@@ -295,7 +310,7 @@ class Tracing:
             start_time=begun_ns,
             record_exception=False,
         )
-        return Span(self, span)
+        return Span(self, span, ahead_ns)
 
     def flush(self) -> None:
         """Export what has ended, and wait for it: for tests."""

@@ -6,6 +6,9 @@ Laws:
 - Disks are slow: nothing here waits for one on the event loop, except the check at the
   start.
 - What a client has not been told of yet is renewed before each sweep.
+- A file ages by the monotonic clock: neither the date that somebody sets here, nor that of
+  a file server, makes one old, or keeps one young. Only what is there before the first
+  sweep is as old as the date says.
 Several workers may share a folder. Each sweeps all of it, also what workers before
 them have left; a file whose lock somebody holds stays.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -96,6 +100,33 @@ class _Entry:
     changed_at: float = 0.0  # of the newest of them, wall clock
     num_bytes: int = 0
     suffixes: set[str] = field(default_factory=set[str])
+    age_s: float = 0.0
+
+
+class _Ages:
+    """How old files are, by a clock that nobody sets.
+
+    A file is known by when it was changed, whatever clock has said so: until that differs
+    it ages. One that comes between two sweeps is no older than the time between them.
+    """
+
+    def __init__(self) -> None:
+        self._born: dict[str, tuple[float, float]] = {}  # by path: changed, born
+        self._looked_at: float | None = None
+
+    def look(self, entries: list[_Entry], wall: float, monotonic: float) -> None:
+        """Set the ages of all files that are there; what is gone is forgotten."""
+        oldest = math.inf if self._looked_at is None else monotonic - self._looked_at
+        self._looked_at = monotonic
+        before, self._born = self._born, {}
+        for entry in entries:
+            changed, born = before.get(entry.path, (math.nan, 0.0))
+            if changed != entry.changed_at:
+                # Anybody can give a file a date to come, and a clock may be set back.
+                age_s = min(max(wall - entry.changed_at, 0.0), oldest)
+                born = monotonic - age_s
+            self._born[entry.path] = entry.changed_at, born
+            entry.age_s = monotonic - born
 
 
 class Captures:
@@ -114,6 +145,7 @@ class Captures:
         self._num_discarded = 0
         self._num_swept = dict.fromkeys(Sweep, 0)
         self._last_error = ""
+        self._ages = _Ages()
         self.untold: Callable[[float], list[str]] = _none
         """Which files are to be renewed, at a time of the event loop's."""
 
@@ -228,31 +260,32 @@ class Captures:
         """Renew what no client has been told of, then ``sweep``; blocks."""
         for path in untold:
             capture_files.renew(path)
-        return self.sweep(time.time())
+        return self.sweep(time.time(), time.monotonic())
 
-    def sweep(self, now: float) -> tuple[int, int]:
+    def sweep(self, wall: float, monotonic: float) -> tuple[int, int]:
         """Delete what is too old, broken, or too much; blocks.
 
         Args:
-            now: The wall clock, which files bear.
+            wall: The wall clock, which files bear.
+            monotonic: The clock that nobody sets.
 
         Returns:
             How many files are left, and their bytes.
         """
         folder = self.settings.folder
         try:
-            entries = _listed(folder, now)
+            entries = _listed(folder)
         except OSError as error:
             self._complain(f"{folder} cannot be listed: {error.strerror}")
             return (
                 self._num_files - self._new_files,
                 self._num_bytes - self._new_bytes,
             )
+        self._ages.look(entries, wall, monotonic)
         before = dict(self._num_swept)
         kept: list[_Entry] = []
         for entry in entries:
-            is_old = now - entry.changed_at >= self.settings.ttl_s
-            if is_old:
+            if entry.age_s >= self.settings.ttl_s:
                 is_gone = self._remove(entry, Sweep.AGE)
             elif PART in entry.suffixes:
                 # While its writer lives it holds the lock.
@@ -261,12 +294,12 @@ class Captures:
                 is_gone = False
             if not is_gone:
                 kept.append(entry)
-        kept.sort(key=lambda entry: entry.changed_at)
+        kept.sort(key=lambda entry: (-entry.age_s, entry.changed_at))
         num_bytes = sum(entry.num_bytes for entry in kept)
         left: list[_Entry] = []
         for entry in kept:
             too_much = num_bytes > self.settings.max_bytes
-            is_spared = now - entry.changed_at < SPARED_S
+            is_spared = entry.age_s < SPARED_S
             if too_much and not is_spared and self._remove(entry, Sweep.SIZE):
                 num_bytes -= entry.num_bytes
             else:
@@ -305,7 +338,7 @@ def _none(now: float) -> list[str]:
     return []
 
 
-def _listed(folder: str, now: float) -> list[_Entry]:
+def _listed(folder: str) -> list[_Entry]:
     entries: dict[str, _Entry] = {}
     with os.scandir(folder) as listing:
         for found in listing:
@@ -320,10 +353,7 @@ def _listed(folder: str, now: float) -> list[_Entry]:
             if entry is None:
                 path = str(Path(folder) / name)
                 entry = entries[name] = _Entry(path)
-            changed_at = status.st_mtime
-            if changed_at > now:  # anybody can say so, but not when they have said it
-                changed_at = min(status.st_ctime, now)
-            entry.changed_at = max(entry.changed_at, changed_at)
+            entry.changed_at = max(entry.changed_at, status.st_mtime)
             entry.num_bytes += status.st_size
             entry.suffixes.add(found.name.removeprefix(name))
     return list(entries.values())

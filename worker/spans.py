@@ -5,8 +5,6 @@ Of requests alone that bring a trace: a worker begins none by itself.
 
 from __future__ import annotations
 
-import time
-
 from tokenwire.protocol.messages import Card, Finished, FinishReason, Submit, Trace
 from tokenwire.protocol.tokens import TOKEN_BYTES
 from tokenwire.protocol.tracing import Span, Tracing, checked_trace, trace_id_of
@@ -22,23 +20,23 @@ class LegSpans:
 
     Args:
         span: Of all of it; it is recorded.
-        begun_ns: When it came, since 1970.
     """
 
     __slots__ = ("_begun_ns", "_first_ns", "_span")
 
-    def __init__(self, span: Span, begun_ns: int) -> None:
+    def __init__(self, span: Span) -> None:
         self._span = span
-        self._begun_ns = begun_ns
+        self._begun_ns = span.now_ns()
         self._first_ns = 0
 
     def first_token(self) -> None:
         """Note when it came."""
-        self._first_ns = time.time_ns()
+        self._first_ns = self._span.now_ns()
 
     def ended(self, end: Finished) -> None:
         """End it, with what its engine says of its time."""
-        span, now = self._span, time.time_ns()
+        span = self._span
+        now = span.now_ns()
         scheduled_ns = min(self._begun_ns + int(end.queue_s * 1e9), now)
         span.child("queue", begun_ns=self._begun_ns).end(scheduled_ns)
         engine = span.child(
@@ -84,7 +82,6 @@ def begun(
     request_id = given.request_id[:MAX_RESPONSE_ID_CHARS]
     if tracing is None or not trace.traceparent:
         return None, Trace(request_id, trace.traceparent, trace.tracestate)
-    begun_ns = time.time_ns()
     span = tracing.begin(
         f"worker {submit.leg.value}",
         "SERVER",
@@ -98,7 +95,7 @@ def begun(
         tokenwire__prompt_tokens=len(submit.token_ids) // TOKEN_BYTES,
     )
     told = span.trace(request_id)
-    return (LegSpans(span, begun_ns) if span.is_recording else None), told
+    return (LegSpans(span) if span.is_recording else None), told
 
 
 def about_submit(submit: Submit) -> dict[str, str]:

@@ -42,7 +42,7 @@ def test_what_nobody_takes_goes_with_age(tmp_path: Path) -> None:
     old = made(keeping, TTL_S)
     young = made(keeping, TTL_S - 1)
 
-    num_files, num_bytes = keeping.sweep(NOW)
+    num_files, num_bytes = keeping.sweep(NOW, NOW)
 
     assert sorted(os.listdir(tmp_path)) == [young.name, f"{young.name}.lock"]
     assert (num_files, num_bytes) == (1, young.stat().st_size)
@@ -55,7 +55,7 @@ def test_locks_that_their_clients_left_go_with_age(tmp_path: Path) -> None:
     keeping = keeper(tmp_path)
     for age_s in (TTL_S, 1):
         os.unlink(made(keeping, age_s))
-    assert keeping.sweep(NOW) == (0, 0)
+    assert keeping.sweep(NOW, NOW) == (0, 0)
     assert len(os.listdir(tmp_path)) == 1
 
 
@@ -70,12 +70,12 @@ def test_a_part_of_a_writer_that_died_goes_at_once(tmp_path: Path) -> None:
             os.utime(one, (NOW, NOW))
     with open(f"{alive}.lock", "r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert keeping.sweep(NOW) == (0, 4)
+        assert keeping.sweep(NOW, NOW) == (0, 4)
         assert sorted(os.listdir(tmp_path)) == [
             f"{alive.name}.lock",
             f"{alive.name}.part",
         ]
-    keeping.sweep(NOW)
+    keeping.sweep(NOW, NOW)
     assert os.listdir(tmp_path) == []
 
 
@@ -94,7 +94,7 @@ def test_a_part_that_becomes_whole_while_it_sweeps_counts_as_kept(
         return remove(path, sweep)
 
     monkeypatch.setattr(capture_files, "remove", just_then)
-    assert keeping.sweep(NOW)[1] == size
+    assert keeping.sweep(NOW, NOW)[1] == size
     assert path.exists()
     assert keeping.usage.num_swept[Sweep.BROKEN] == 0
 
@@ -103,12 +103,47 @@ def test_a_time_in_the_future_counts_as_when_it_was_set(tmp_path: Path) -> None:
     """A client that sets one keeps its file no longer for it."""
     keeping = keeper(tmp_path)
     path = made(keeping, 0)
-    now = time.time()
-    os.utime(path, (now + 1e6, now + 1e6))
-    keeping.sweep(now)
+    os.utime(path, (NOW + 1e6, NOW + 1e6))
+    keeping.sweep(NOW, 0)
+    keeping.sweep(NOW, TTL_S - 1)
     assert path.exists()
-    keeping.sweep(now + 2 * TTL_S)
+    keeping.sweep(NOW, TTL_S)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("leap_s", [86_400, -86_400])
+def test_a_clock_that_is_set_makes_no_file_old_or_young(
+    tmp_path: Path, leap_s: float
+) -> None:
+    """Nor does a file server whose clock is another: what is new is as old as it can be."""
+    keeping = keeper(tmp_path)
+    before = made(keeping, 0)
+    keeping.sweep(NOW, 0)
+    leapt = NOW + leap_s
+    keeping.sweep(leapt, 10)
+    assert before.exists()
+    since = made(keeping, 0)  # of a clock that has not leapt
+    keeping.sweep(leapt, 20)
+    keeping.sweep(leapt, TTL_S - 1)
+    assert before.exists()
+    keeping.sweep(leapt, TTL_S)
+    assert not before.exists()
+    keeping.sweep(leapt, TTL_S + 9)
+    assert since.exists()
+    keeping.sweep(leapt, TTL_S + 20)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_oldest_go_first_whatever_the_clock_says(tmp_path: Path) -> None:
+    """By how long they have been there, above the bound."""
+    keeping = keeper(tmp_path, max_bytes=500)
+    first = made(keeping, -3_600, 400)  # written under a clock that was ahead
+    keeping.sweep(NOW, 0)
+    second = made(keeping, 0, 400)
+    keeping.sweep(NOW, 1)
+    keeping.sweep(NOW, 2 * module.SPARED_S)
+    assert not first.exists()
+    assert second.exists()
 
 
 def test_above_the_bound_the_oldest_go(tmp_path: Path) -> None:
@@ -118,7 +153,7 @@ def test_above_the_bound_the_oldest_go(tmp_path: Path) -> None:
     second = made(keeping, 40, 400)
     fresh = made(keeping, module.SPARED_S - 1, 400)
 
-    num_files, num_bytes = keeping.sweep(NOW)
+    num_files, num_bytes = keeping.sweep(NOW, NOW)
 
     assert second.exists()
     assert fresh.exists()
@@ -134,7 +169,7 @@ def test_above_the_bound_claimed_files_stay(tmp_path: Path) -> None:
     os.unlink(f"{claimed}.lock")
     second = made(keeping, 40, 400)
     made(keeping, 30, 400)
-    assert keeping.sweep(NOW)[0] == 2
+    assert keeping.sweep(NOW, NOW)[0] == 2
     assert claimed.exists()
     assert not second.exists()
 
@@ -144,7 +179,7 @@ def test_fresh_files_above_the_bound_stay_and_refuse_more(tmp_path: Path) -> Non
     keeping = keeper(tmp_path, max_bytes=500)
     path = made(keeping, 0, 600)
     assert keeping.refusal == ""
-    keeping.written(keeping.sweep(NOW)[1])
+    keeping.written(keeping.sweep(NOW, NOW)[1])
     assert path.exists()
     assert "the limit is 500" in keeping.refusal
     assert str(tmp_path) in keeping.refusal
@@ -159,10 +194,11 @@ def test_what_no_client_was_told_of_is_neither_old_nor_too_much(tmp_path: Path) 
 
     assert keeping.look([str(untold), gone])[0] == 1
 
-    another.sweep(time.time() + module.MAX_SWEEP_INTERVAL_S)
+    now = time.time() + module.MAX_SWEEP_INTERVAL_S
+    another.sweep(now, 0)
     assert sorted(os.listdir(tmp_path)) == [untold.name, f"{untold.name}.lock"]
     assert not told.exists()
-    another.sweep(time.time() + TTL_S)
+    another.sweep(now, TTL_S)
     assert os.listdir(tmp_path) == []
 
 
@@ -179,7 +215,7 @@ def test_what_is_not_ours_is_never_touched(tmp_path: Path) -> None:
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 0))
     (tmp_path / "folder").mkdir()
-    keeping.sweep(NOW)
+    keeping.sweep(NOW, NOW)
     assert sorted(os.listdir(tmp_path)) == sorted([*names, "folder"])
 
 
@@ -189,9 +225,9 @@ def test_a_client_s_lock_protects_its_file(tmp_path: Path) -> None:
     path = made(keeping, 10 * TTL_S)
     with open(f"{path}.lock", "r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        keeping.sweep(NOW)
+        keeping.sweep(NOW, NOW)
         assert path.exists()
-    keeping.sweep(NOW)
+    keeping.sweep(NOW, NOW)
     assert not path.exists()
 
 
@@ -241,8 +277,8 @@ async def test_what_is_written_while_it_sweeps_counts(
     sweep = keeping.sweep
     listed, may_end = threading.Event(), threading.Semaphore(0)
 
-    def slow(now: float) -> tuple[int, int]:
-        counts = sweep(now)
+    def slow(wall: float, monotonic: float) -> tuple[int, int]:
+        counts = sweep(wall, monotonic)
         listed.set()
         may_end.acquire()
         return counts
@@ -293,5 +329,5 @@ async def test_what_cannot_be_listed_is_told_once(
     """A folder that is gone is an error in the log, and no end of the worker."""
     keeping = keeper(tmp_path / "gone")
     for _ in range(3):
-        keeping.sweep(NOW)
+        keeping.sweep(NOW, NOW)
     assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -178,3 +179,28 @@ def test_a_service_has_the_name_that_its_operator_gave(
         attributes = kept.spans[0].resource.attributes
         assert attributes["service.name"] == (name or "ours")
         assert attributes["service.instance.id"] == "i"
+
+
+@pytest.mark.parametrize("leap_s", [86_400, -86_400])
+def test_a_clock_that_is_set_turns_no_span_around(
+    monkeypatch: pytest.MonkeyPatch, leap_s: int
+) -> None:
+    """All spans and events of a request have the time as it was when that began."""
+    kept = Kept()
+    tracer = Tracing(kept, "x", "s", "i")
+    before = time.time_ns()
+    span = tracer.begin("request", "SERVER", Trace())
+    read = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: read() + leap_s * 10**9)
+    child = span.child("stage")
+    child.event("seen")
+    child.child("queue", begun_ns=child.now_ns()).end()
+    child.end()
+    span.end()
+    after = read()
+    tracer.close()
+    times: list[int | None] = []
+    for one in kept.spans:
+        times += [one.start_time, one.end_time, *(e.timestamp for e in one.events)]
+    assert len(times) == 7
+    assert all(at is not None and before <= at <= after for at in times)
