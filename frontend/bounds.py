@@ -10,6 +10,7 @@ __all__ = [
     "BOUNDS",
     "INT_BOUND",
     "MAX_CHOICES",
+    "MAX_GRAMMAR_BYTES",
     "MAX_LOGPROBS",
     "MAX_SALT_CHARS",
     "MAX_SCHEMA_DEPTH",
@@ -19,6 +20,7 @@ __all__ = [
     "SESSION_ID_FORM",
     "Bound",
     "check_depth",
+    "check_size",
     "within",
 ]
 
@@ -32,6 +34,11 @@ all ids so far, so that more of them would cost more than the tokens do."""
 MAX_SCHEMA_DEPTH = 128
 """Levels of a JSON schema's text, two for each of its own. xgrammar (0.2.8) takes them to
 the third power: 0.06 s here, 16 s for 800, in which a worker hears nothing and is lost."""
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""Of a schema, regex, grammar or list of choices, and of all tools' parameters. An engine
+compiles it in one of few threads, which no client's leaving frees: 3 s of CPU for so long
+an enumeration or regex (xgrammar 0.2.8), and with the length to the second power."""
 
 MAX_LOGPROBS = 20
 """OpenAI's limit of ``top_logprobs``, and vLLM's default ``max_logprobs``."""
@@ -131,3 +138,16 @@ def check_depth(field: str, schema: object) -> None:
         level = inside
     msg = f"{field} has more than {MAX_SCHEMA_DEPTH} levels"
     raise bad_request(msg, field)
+
+
+def check_size(field: str, num_bytes: int) -> None:
+    """Refuse a grammar that is too long to compile for everybody's patience.
+
+    Raises:
+        ApiError: 400 with *field* as ``param``.
+    """
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        msg = (
+            f"{field} has {num_bytes} bytes, a grammar has at most {MAX_GRAMMAR_BYTES}"
+        )
+        raise bad_request(msg, field)

@@ -10,7 +10,13 @@ import msgspec
 
 from tokenwire.protocol.messages import Sampling, StructuredOutput
 
-from .bounds import MAX_STOP_CHARS, MAX_STOP_STRINGS, check_depth, within
+from .bounds import (
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    check_depth,
+    check_size,
+    within,
+)
 from .errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -201,7 +207,10 @@ def structured_output(request: CommonRequest) -> StructuredOutput | None:
         )
         raise bad_request(msg, "structured_outputs")
     [(kind, value)] = given.items()
-    return StructuredOutput(kind, _structure(kind, value), pattern)
+    spec = _structure(kind, value)
+    text = spec + (pattern or "")
+    check_size(f"structured_outputs.{kind}", len(text.encode(errors="replace")))
+    return StructuredOutput(kind, spec, pattern)
 
 
 def _structure(kind: str, value: object) -> str:
@@ -277,7 +286,9 @@ def _response_format(given: dict[str, object]) -> StructuredOutput | None:
                 msg = "response_format.json_schema.schema must be an object"
                 raise bad_request(msg, "response_format.json_schema.schema")
             check_depth("response_format.json_schema.schema", cast("object", schema))
-            return StructuredOutput("json", msgspec.json.encode(schema).decode())
+            spec = msgspec.json.encode(schema)
+            check_size("response_format.json_schema.schema", len(spec))
+            return StructuredOutput("json", spec.decode())
         case other:
             msg = f"response_format.type must be text, json_object or json_schema, not {other!r:.40}"
             raise bad_request(msg, "response_format.type")

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from .bounds import check_depth
+from .bounds import check_depth, check_size
 from .errors import bad_request
 
 __all__ = [
@@ -78,6 +78,9 @@ def checked_choice(
         raise bad_request(msg, "tools")
     for tool in tools or ():
         check_depth("tools", tool.function.parameters)
+    # Of all: a required call may be of any.
+    parameters = [tool.function.parameters for tool in tools or ()]
+    check_size("tools", len(msgspec.json.encode(parameters)))
     if choice is None:
         choice = "auto" if tools else "none"
     if isinstance(choice, str) and choice not in {"none", "auto", "required"}:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from support.awake import within
 from support.stack import Stack, eventually, stack
+from tokenwire.frontend.bounds import MAX_GRAMMAR_BYTES
 from tokenwire.frontend.sse import OUTGOING, EventStream, Outgoing
 
 IDS: dict[str, Any] = {"return_token_ids": True}
@@ -301,3 +302,40 @@ async def test_a_schema_that_is_deep_reaches_no_engine(served: Stack) -> None:
         reply = await served.post("/v1/chat/completions", {**chat, **fields})
         assert (reply.status, reply.error["param"]) == (400, param)
         assert "levels" in reply.error["message"]
+
+
+async def test_a_grammar_that_is_long_reaches_no_engine(served: Stack) -> None:
+    """It would be compiled for minutes, at one worker after the other, whoever leaves."""
+    long = "a" * MAX_GRAMMAR_BYTES
+    schema = {"enum": [long]}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    half = {"enum": [long[: len(long) // 2]]}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": half}}
+        for name in ("f", "g")
+    ]
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    outputs = "structured_outputs"
+    for fields, param in (
+        ({outputs: {"json": schema}}, f"{outputs}.json"),
+        ({outputs: {"json": json.dumps(schema)}}, f"{outputs}.json"),
+        ({outputs: {"regex": f"{long}b"}}, f"{outputs}.regex"),
+        ({outputs: {"choice": [long]}}, f"{outputs}.choice"),
+        ({outputs: {"grammar": f"{long}b"}}, f"{outputs}.grammar"),
+        ({outputs: {"structural_tag": f"{long}b"}}, f"{outputs}.structural_tag"),
+        (
+            {outputs: {"json": "{}", "whitespace_pattern": long}},
+            f"{outputs}.json",
+        ),
+        ({"response_format": form}, "response_format.json_schema.schema"),
+        ({"tools": tools}, "tools"),
+    ):
+        reply = await served.post("/v1/chat/completions", {**chat, **fields})
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert "bytes, a grammar has at most" in reply.error["message"]
+    for taken in (
+        {outputs: {"regex": long}},  # of which the simulated engine knows nothing
+        {"tools": tools[:1], "tool_choice": "none"},
+    ):
+        reply = await served.post("/v1/chat/completions", {**chat, **taken})
+        assert "grammar has at most" not in reply.text

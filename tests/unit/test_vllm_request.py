@@ -312,3 +312,29 @@ def test_load_is_summed_over_cores_and_idle_is_zero() -> None:
     load = recorder.load()
     assert (load.num_running, load.num_waiting, load.kv_usage) == (4, 4, 0.5)
     assert load.num_steps == 2
+
+
+@pytest.mark.parametrize("leg", [Leg.FULL, Leg.PREFILL, Leg.DECODE])
+def test_a_grammar_that_does_not_compile_is_the_client_s_fault(leg: Leg) -> None:
+    """No other worker is asked, and none is thought ill of, but where output is there."""
+    completion = SimpleNamespace(
+        token_ids=[], finish_reason="error", stop_reason="grammar failed: no such class"
+    )
+    output = SimpleNamespace(
+        outputs=[completion],
+        prompt_logprobs=None,
+        prompt_token_ids=[1, 2],
+        finished=True,
+        kv_transfer_params=None,
+        num_cached_tokens=0,
+        metrics=None,
+    )
+    for num_prior, kind in ((0, ErrorKind.INVALID), (1, ErrorKind.ENGINE)):
+        request = EngineRequest("r", [1, 2], Sampling(9), leg, num_prior=num_prior)
+        _, end = OpenRequest(request).take(output)
+        assert end is not None
+        assert (end.reason, end.error_kind) == (FinishReason.ERROR, kind)
+        assert end.stop_reason is None
+        assert end.error == (
+            "the engine cannot hold an output to this grammar: no such class"
+        )

@@ -254,7 +254,7 @@ def test_more_of_a_request_is_no_output_to_hear_again(scheduling: Any) -> None:
 
 
 def test_output_that_a_grammar_refuses_ends_its_request(scheduling: Any) -> None:
-    """Its end says why; one whose grammar does not compile ends as ever."""
+    """Its end says why; so does that of one whose grammar does not compile."""
     scheduler = scheduling.ResumeScheduler()
     structured: Any = Structured()
     compiled = structured._grammar
@@ -272,7 +272,7 @@ def test_output_that_a_grammar_refuses_ends_its_request(scheduling: Any) -> None
     reasons = {output.request_id: output.stop_reason for output in outputs}
     assert reasons == {
         "r": GRAMMAR_REJECTS_PREFIX,
-        "s": None,
+        "s": "grammar failed: no such grammar",
         "left meanwhile": None,
     }
 

@@ -25,6 +25,7 @@ from tokenwire.worker.engine import (
 
 from .capture import PATH_KEY, Capture
 from .logprobs import pack
+from .resume import GRAMMAR_FAILED
 
 __all__ = ["OpenRequest", "Signal"]
 
@@ -161,6 +162,9 @@ class OpenRequest:
                 error = "the prefill engine kept no KV: has it a KV connector?"
         if self.aborted:
             reason, kind, error = FinishReason.ABORT, None, ""
+        stop_reason = completion.stop_reason
+        if kind is not None and stop_reason != GRAMMAR_REJECTS_PREFIX:
+            stop_reason = None  # what it says is in the error
         queue_s, prefill_s = _times(output.metrics)
         prompt = output.prompt_token_ids  # as it came to vLLM, earlier output included
         if self.request.num_prior:
@@ -170,7 +174,7 @@ class OpenRequest:
             reason,
             num_prompt_tokens=len(prompt),
             num_cached_tokens=output.num_cached_tokens or 0,
-            stop_reason=completion.stop_reason,
+            stop_reason=stop_reason,
             error_kind=kind,
             error=error,
             prompt_token_ids=prompt,
@@ -186,6 +190,12 @@ class OpenRequest:
     ) -> tuple[FinishReason, ErrorKind | None, str]:
         if stop_reason == GRAMMAR_REJECTS_PREFIX:
             return FinishReason.ERROR, ErrorKind.INVALID, GRAMMAR_REFUSAL
+        if isinstance(stop_reason, str) and stop_reason.startswith(GRAMMAR_FAILED):
+            cause = stop_reason.removeprefix(GRAMMAR_FAILED)
+            text = f"the engine cannot hold an output to this grammar: {cause}"
+            # Output that is there was held to it: by an engine with another backend.
+            kind = ErrorKind.ENGINE if self.request.num_prior else ErrorKind.INVALID
+            return FinishReason.ERROR, kind, text
         match finish_reason:
             case "stop" | "repetition":
                 return FinishReason.STOP, None, ""

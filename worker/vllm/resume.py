@@ -28,6 +28,7 @@ from .binding import Vllm
 __all__ = [
     "CPU_WORKER_CLASS",
     "GPU_WORKER_CLASS",
+    "GRAMMAR_FAILED",
     "NUM_PROMPT_KEY",
     "SCHEDULER_CLASSES",
     "check_runner_v2",
@@ -42,6 +43,10 @@ KNOWN_VERSIONS = ("0.32.", "0.33.")
 NUM_PROMPT_KEY = "tokenwire_num_prompt"
 """In a request's ``SamplingParams.extra_args``: how many of its ids are its prompt; the
 others are output. Not there: all are the prompt."""
+
+GRAMMAR_FAILED = "grammar failed: "
+"""How the engine core's stop reason begins for a request whose grammar it could not
+compile; what was raised stands behind it."""
 
 CPU_WORKER_CLASS = "tokenwire.worker.vllm.cpu_worker.CpuWorker"
 GPU_WORKER_CLASS = "tokenwire.worker.vllm.gpu_worker.GpuWorker"

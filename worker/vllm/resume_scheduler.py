@@ -5,6 +5,7 @@ Laws:
   output becomes output, before the step reaches the model runner.
 - Its grammar has accepted the output, one id after the other, before it is scheduled.
   One that does not is refused, and its end says so (``GRAMMAR_REJECTS_PREFIX``).
+- The end of any request whose grammar does not compile says why (``GRAMMAR_FAILED``).
 - Requests without output are scheduled as by vLLM itself.
 
 vLLM takes these classes by their names, in the process of its engine core.
@@ -16,9 +17,11 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from tokenwire.protocol.limits import MAX_ERROR_CHARS
 from tokenwire.protocol.messages import GRAMMAR_REJECTS_PREFIX
 
-from .resume import num_prompt_of
+from .arguments import first_sentence
+from .resume import GRAMMAR_FAILED, num_prompt_of
 
 __all__ = ["AsyncResumeScheduler", "GrammarRefusalError", "ResumeScheduler"]
 
@@ -78,12 +81,9 @@ class _Resuming(_Scheduler):
         """Take what a step brought; say of a refused request why it ends."""
         requests = self.requests
         refused = {
-            request_id
+            request_id: _refusal(request.structured_output_request.grammar)
             for request_id in self.grammar_compile_error_reqs
             if (request := requests.get(request_id)) is not None
-            and isinstance(
-                request.structured_output_request.grammar, GrammarRefusalError
-            )
         }
         self._keep_prompt_rows(brought)
         outputs = super().update_from_output(planned, brought)
@@ -91,7 +91,7 @@ class _Resuming(_Scheduler):
             for of_client in outputs.values():
                 for output in of_client.outputs:
                     if output.request_id in refused:
-                        output.stop_reason = GRAMMAR_REJECTS_PREFIX
+                        output.stop_reason = refused[output.request_id]
                         if hasattr(output, "error"):  # vLLM 0.33: what was raised
                             output.error = None
         return outputs
@@ -115,6 +115,13 @@ class _Resuming(_Scheduler):
                 self._prompt_rows[request_id] = rows.pop(request_id)
         for request_id in self._prompt_rows.keys() - self.requests.keys():
             del self._prompt_rows[request_id]
+
+
+def _refusal(error: BaseException) -> str:
+    """Return the stop reason of a request whose grammar came to *error*."""
+    if isinstance(error, GrammarRefusalError):
+        return GRAMMAR_REJECTS_PREFIX
+    return GRAMMAR_FAILED + first_sentence(error)[:MAX_ERROR_CHARS]
 
 
 class ResumeScheduler(_Resuming, _stock):
