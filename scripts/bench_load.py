@@ -67,7 +67,7 @@ class Counter(asyncio.Protocol):
         self.first_at = 0.0
         assert self._transport is not None
         self._transport.write(
-            b"POST %s HTTP/1.1\r\nHost: bench\r\n"
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
             % (path.encode(), len(body), body)
         )

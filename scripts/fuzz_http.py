@@ -44,7 +44,7 @@ class Case:
         given = {name.lower() for name, _ in self.headers}
         lines = [f"{self.method} {self.path} HTTP/1.1"]
         if "host" not in given:
-            lines.append("Host: fuzz")
+            lines.append("Host: localhost")
         lines += [f"{name}: {value}" for name, value in self.headers]
         if self.chunked:
             lines.append("Transfer-Encoding: chunked")

@@ -265,7 +265,7 @@ def chat(
         }
     ).encode()
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
         % (len(body), body)
     )
