@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from .collector import bounded_session
 from .messages import Trace
 from .settings import SettingsParser
 
@@ -344,7 +345,8 @@ def start_tracing(
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    exporter, target = OTLPSpanExporter(endpoint=settings.endpoint), settings.endpoint
+    target = settings.endpoint
+    exporter = OTLPSpanExporter(endpoint=target, session=bounded_session())
     _log.info("traces go to %s", _shown(target))
     return Tracing(exporter, _shown(target), service, instance)
 

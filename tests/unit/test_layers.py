@@ -25,6 +25,7 @@ DOORS: dict[str, list[str]] = {
     "jinja2": ["frontend/template.py"],
     "nixl": ["worker/vllm"],
     "opentelemetry": ["protocol/tracing.py"],
+    "requests": ["protocol/collector.py"],
     "prometheus_client": ["frontend/metrics.py", "worker/metrics.py"],
     "tokenizers": ["frontend/tokenizer.py"],
     "torch": ["worker/vllm"],
@@ -122,16 +123,18 @@ def test_protocol_needs_only_msgspec() -> None:
     """The wire can be read by a program that has none of our dependencies."""
     allowed = {*sys.stdlib_module_names, "msgspec", "tokenwire"}
     for path in (ROOT / "protocol").rglob("*.py"):
-        of_all = {*allowed, "opentelemetry"} if path.name == "tracing.py" else allowed
+        extra = {"tracing.py": "opentelemetry", "collector.py": "requests"}.get(
+            path.name
+        )
         for name in imported_modules(path):
-            assert name.split(".")[0] in of_all, f"{path} imports {name}"
+            assert name.split(".")[0] in {*allowed, extra}, f"{path} imports {name}"
 
 
 def test_tracing_is_imported_without_opentelemetry() -> None:
     """It is an extra: whoever traces nothing has nothing of it in memory."""
     code = (
         "import sys, tokenwire.frontend.trails, tokenwire.worker.service;"
-        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+        "sys.exit(any(name.startswith(('opentelemetry', 'requests')) for name in sys.modules))"
     )
     assert not subprocess.run([sys.executable, "-c", code], check=False).returncode
 
