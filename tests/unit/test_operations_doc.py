@@ -25,7 +25,7 @@ VLLM = {
     *("--disable-log-stats", "--enable-lora", "--enable-sleep-mode", "--enforce-eager"),
     *("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-events-config"),
     *("--kv-transfer-config", "--max-cpu-loras", "--max-loras", "--scheduler-cls"),
-    *("--speculative-config", "--worker-extension-cls"),
+    *("--speculative-config", "--structured-outputs-config", "--worker-extension-cls"),
 }
 """Engine arguments of vLLM's that pages name."""
 
