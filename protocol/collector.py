@@ -24,9 +24,9 @@ each wait for a byte, and not all of them."""
 
 _CHUNK_BYTES = 8 * 1024
 
-_PROVIDERS = tuple(
-    f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal}CREDENTIAL_PROVIDER"
-    for signal in ("", "TRACES_")
+_PROVIDERS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
 )
 """Variables by which an operator's own session is used, with its credentials."""
 
