@@ -2,7 +2,7 @@
 
 Laws:
 - Without a key of ours nothing is answered but ``OPEN_ROUTES``, by GET; not even whether
-  there is such a route.
+  there is such a route. ``/`` says where those are.
 - A key is named, and never shown: in errors, metrics and logs stands its name.
 """
 
@@ -116,7 +116,9 @@ async def briefly(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def is_open(request: web.Request) -> bool:
     """Return whether a request needs no key."""
-    return request.method in {"GET", "HEAD"} and _path(request) in OPEN_ROUTES
+    if request.method not in {"GET", "HEAD"}:
+        return False
+    return _path(request) in OPEN_ROUTES or request.path == "/"
 
 
 def grant_of(request: web.Request) -> Grant | None:

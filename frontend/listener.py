@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
-from aiohttp import web
+from aiohttp import web, web_response
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import (
@@ -39,9 +39,17 @@ MAX_REASON_CHARS = 200
 MAX_HEADERS = 128
 """Of a request: aiohttp's own bound. Browsers and proxies send 10 to 40."""
 
+SERVER = "tokenwire"
+"""The header of that name; aiohttp would tell its release and Python's, which helps nobody
+but who looks for a hole in one of them."""
+
 LINGER_S = 5.0
 """How long what is left of a request is read, and thrown away, behind its answer. A client
 that still sends would else lose the answer."""
+
+
+# It has no setting for it, and to change it in each response would cost each of them.
+vars(web_response)["SERVER_SOFTWARE"] = SERVER
 
 
 def _nobody(reason: str) -> None:

@@ -42,6 +42,7 @@ from .policy import Policy
 from .pool import Pool
 from .quotas import Quotas
 from .reading import parsed_body, typed_body
+from .refusals import AT_ROOT, at_root, in_our_words
 from .replay import CHAT, COMPLETIONS, Replays
 from .resume_keys import ResumeKeys
 from .resuming import Client
@@ -139,6 +140,7 @@ class Server:
             app.middlewares.append(self._access.guard)
             app.on_response_prepare.append(self._access.tell_limits)
         app[OUTGOING] = Outgoing()
+        app[AT_ROOT] = at_root(has_page=config.ui)
         app.router.add_post(CHAT, self._chat)
         app.router.add_post(COMPLETIONS, self._completions)
         app.router.add_post("/inference/v1/generate", self._tokens_out)
@@ -372,7 +374,8 @@ class Server:
             # Its frames know who keeps it: else a cycle, with all that was asked for.
             error.__traceback__ = None
             if isinstance(error, web.HTTPException):
-                response = self._failure(request, _from_http(error, self._config))
+                limit = self._config.max_body_bytes
+                response = self._failure(request, in_our_words(error, request, limit))
             else:
                 response = self._failure(request, error)
         except web.RequestPayloadError as error:
@@ -416,21 +419,6 @@ def _echoed(request: web.Request, *, check: bool = True) -> dict[str, str]:
             raise
         return {}
     return {REQUEST_ID: value}
-
-
-def _from_http(error: web.HTTPException, config: Config) -> ApiError:
-    """Return aiohttp's own refusals in OpenAI's shape."""
-    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    match error.status:
-        case 404:
-            message = "there is no such route"
-        case 405:
-            message = f"this route takes {headers.get('Allow', 'another method')}"
-        case 413:
-            message = f"the body is above the limit of {config.max_body_bytes} bytes"
-        case _:
-            message = error.text or error.reason
-    return ApiError(error.status, message, headers=headers)
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -5,6 +5,7 @@ The fields come from the schema, so a new one is tested without a word here.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from support.stack import MODEL_NAME, Reply, Stack, stack
+from support.awake import within
+from support.stack import MODEL_NAME, Reply, Stack, frontend, stack
 from tokenwire.frontend.fold import Fold
 from tokenwire.frontend.generate import PARAMS, GenerateParams, GenerateRequest
 from tokenwire.frontend.nvext import Nvext
@@ -266,6 +268,34 @@ async def test_another_method_is_a_405_on_every_route(served: Stack) -> None:
             assert answer.status == 405, (method, path)
             assert set(answer.headers["Allow"].split(",")) == methods
             assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("ui", [True, False])
+async def test_at_the_root_is_said_where_to_go(tiny_model: Path, ui: bool) -> None:
+    """To a person who has typed the address; not by listeners which have none of it."""
+    async with frontend(tiny_model, () if ui else ("--no-ui",)) as served:
+        reply = await served.get("/")
+        assert reply.status == 404
+        assert ("/ui" in reply.error["message"]) == ui
+        assert "/openapi.json" in reply.error["message"]
+        for other in (served.admin, served.probes, f"{served.url}/v1"):
+            async with served.client.get(f"{other}/") as answer:
+                assert answer.status == 404
+                assert "/openapi.json" not in await answer.text()
+
+
+async def test_no_answer_tells_releases(served: Stack) -> None:
+    """Whole, streamed, refused, or of what is no HTTP."""
+    stream = await served.complete(prompt="a", max_tokens=1, stream=True)
+    told = [reply.headers["Server"] for reply in (await served.get("/live"), stream)]
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"nonsense\r\n\r\n")
+    async with within(20):
+        answer = (await reader.read()).decode()
+    writer.close()
+    told += [line[8:] for line in answer.split("\r\n") if line.startswith("Server: ")]
+    assert told == ["tokenwire"] * 3
 
 
 @pytest.mark.parametrize(

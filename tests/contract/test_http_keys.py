@@ -116,6 +116,15 @@ async def test_no_route_is_answered_without_a_key(locked: Stack, case: str) -> N
     assert all(worker.idle for worker in locked.workers)
 
 
+async def test_who_looks_at_the_root_is_told_where_to_go(locked: Stack) -> None:
+    """A person with a browser has no key there; nothing else is told so."""
+    reply = await locked.get("/")
+    assert reply.status == 404
+    assert "/ui is the live page, /openapi.json has all" in reply.error["message"]
+    assert (await locked.post("/", BODY)).status == 401
+    assert (await locked.get("/nowhere")).status == 401
+
+
 async def test_every_route_is_answered_with_a_key(locked: Stack) -> None:
     """As it would be without keys: none of these is a 401."""
     for method, path in routes_of(locked):
