@@ -24,6 +24,7 @@ from .quotas import Grant, Quotas
 __all__ = [
     "BRIEF",
     "OPEN_ROUTES",
+    "OPERATOR",
     "Access",
     "briefly",
     "grant_of",
@@ -48,6 +49,11 @@ and the playground in it could be left with none."""
 
 GRANT = web.RequestKey("grant", Grant)
 """Of a request whose key was found right."""
+
+OPERATOR = web.RequestKey("operator", bool)
+"""Of a request that has the admin plane's key."""
+
+_OPERATOR_NAME = "admin"
 
 BRIEF = web.RequestKey("brief", bool)
 """Of a request that is told as little as an open route says."""
@@ -127,8 +133,10 @@ def grant_of(request: web.Request) -> Grant | None:
 
 
 def key_name_of(request: web.BaseRequest) -> str | None:
-    """Return the name of a request's API key; None: it has none of ours."""
+    """Return the name of a request's key; None: it has none of ours."""
     grant = request.get(GRANT)
+    if grant is None and request.get(OPERATOR):
+        return _OPERATOR_NAME
     return None if grant is None else grant.key.name
 
 

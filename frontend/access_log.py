@@ -63,7 +63,7 @@ def client_name(request: web.Request, key_name: str | None) -> str:
 
     Args:
         request: What it asks.
-        key_name: Of the API key that was found valid; None: there is none.
+        key_name: Of the key that was found valid; None: there is none.
     """
     if key_name is not None:
         return key_name

@@ -30,7 +30,7 @@ from tokenwire.protocol.admin import (
 )
 
 from . import admin_answers as answers, admin_bodies as bodies
-from .access import BRIEF
+from .access import BRIEF, OPERATOR
 from .admin_key import AdminKey
 from .admin_settings import AdminSettings
 from .errors import ApiError, bad_request, unavailable
@@ -133,6 +133,7 @@ class AdminPlane:
     ) -> web.StreamResponse:
         is_health = request.method == "GET" and request.path == "/health"
         fits = self._key.fits(request.headers.get("Authorization"))
+        request[OPERATOR] = self._key.is_set and fits
         if is_health:
             request[BRIEF] = not fits
         elif not fits:

@@ -147,6 +147,33 @@ async def test_a_key_is_told_by_its_name(
     assert "key-of" not in caplog.text
 
 
+@pytest.mark.parametrize("is_set", [True, False])
+async def test_the_admin_plane_has_lines(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_set: bool
+) -> None:
+    """Of who changes the model, and of who may not; its key is in none of them."""
+    path, key = tmp_path / "key", "k3y-of-the-admin-plane"
+    path.write_text(key)
+    path.chmod(0o600)
+    arguments = [*ON, "--admin-key-file", str(path)] if is_set else ON
+    async with stack(tiny_model, arguments=arguments) as served:
+        for given, status in ((key, 200), ("another", 401 if is_set else 200)):
+            async with served.client.post(
+                f"{served.admin}/pause?mode=keep",
+                headers={**with_key(given), "traceparent": TRACEPARENT},
+            ) as answer:
+                assert answer.status == status
+        async with served.client.get(f"{served.admin}/health"):
+            pass
+    first, second = lines(caplog)
+    assert (first["method"], first["route"], first["status"]) == ("POST", "/pause", 200)
+    assert first["trace_id"] == TRACEPARENT[3:35]
+    assert second["status"] == (401 if is_set else 200)
+    assert (first["client"] == "admin") == is_set
+    assert second["client"].startswith("#")
+    assert key not in caplog.text
+
+
 async def test_a_client_that_leaves_has_a_line(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
