@@ -9,7 +9,7 @@ from .api_keys import ApiKeys
 from .config import Config
 from .keyring import Keyring
 from .resume_keys import ResumeKeys
-from .tls import Tls
+from .tls import Tls, warn_of_readers
 
 __all__ = ["Keys"]
 
@@ -33,11 +33,17 @@ class Keys:
             UnusableFile: One of them cannot be used.
         """
         access = config.access
+        tls = None if access.tls is None else Tls(access.tls)
+        if access.tls is not None:
+            warn_of_readers(access.tls)
+        admin_tls = tls  # the same, so that what is said of its files is said once
+        if access.admin_tls is not None and access.admin_tls != access.tls:
+            admin_tls = Tls(access.admin_tls)
         return cls(
             keyring=Keyring.read(config.keys),
             admin=AdminKey.read(config.admin.key_file),
             resume=ResumeKeys(config.resume.key_file),
             api=None if access.api_keys is None else ApiKeys(access.api_keys),
-            tls=None if access.tls is None else Tls(access.tls),
-            admin_tls=None if access.admin_tls is None else Tls(access.admin_tls),
+            tls=tls,
+            admin_tls=admin_tls,
         )

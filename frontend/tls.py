@@ -18,7 +18,7 @@ import msgspec
 from tokenwire.protocol.files import UnusableFile
 from tokenwire.protocol.watched import LOOK_S, Watched
 
-__all__ = ["Tls", "TlsFiles"]
+__all__ = ["Tls", "TlsFiles", "warn_of_readers"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +44,6 @@ class Tls:
         paths = [path for path in (files.cert, files.key, files.client_ca) if path]
         self._files = Watched("TLS file", paths, partial(_context, files))
         self._context = self._files.read()
-        if os.stat(files.key).st_mode & stat.S_IROTH:
-            _log.warning("%s can be read by every user: chmod o-r it", files.key)
 
     def context(self) -> ssl.SSLContext:
         """Return what a new connection is opened with."""
@@ -61,6 +59,12 @@ class Tls:
         if context is not None:
             self._context = context
             _log.info("%s has been read again", self._cert)
+
+
+def warn_of_readers(files: TlsFiles) -> None:
+    """Say that the key can be read by all: once, however many listeners have it."""
+    if os.stat(files.key).st_mode & stat.S_IROTH:
+        _log.warning("%s can be read by every user: chmod o-r it", files.key)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:

@@ -19,6 +19,7 @@ from support.certificates import Certificates
 from support.stack import Stack, eventually, stack
 from tokenwire.frontend import acceptor, app
 from tokenwire.frontend.config import parse_config
+from tokenwire.frontend.keys import Keys
 from tokenwire.frontend.tls import Tls, TlsFiles
 from tokenwire.protocol.files import UnusableFile
 
@@ -250,7 +251,21 @@ def test_files_that_are_none_stop_the_start(
         with pytest.raises(UnusableFile, match="TLS"):
             Tls(bad)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_a_key_that_all_may_read_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_apart: bool
+) -> None:
+    """Though two listeners have it, also with other authorities each."""
+    files = Certificates(tmp_path)
     files.key.chmod(0o644)
+    arguments = [
+        *("--model", "m", "--worker", "tcp://127.0.0.1:1"),
+        *("--tls-cert", str(files.cert), "--tls-key", str(files.key)),
+        *(("--admin-tls-client-ca", str(files.client_ca)) if is_apart else ()),
+    ]
     with caplog.at_level(logging.WARNING):
-        Tls(TlsFiles(cert, key))
-    assert "can be read by every user" in caplog.text
+        keys = Keys.read(parse_config(arguments))
+    assert caplog.text.count("can be read by every user") == 1
+    assert (keys.tls is keys.admin_tls) != is_apart
