@@ -2,8 +2,10 @@
 
 The server under test is pinned to the first core; its engine and this client share the
 last. In each repeat every arm is started alone, measured and ended, in a rotated order;
-a figure is the median of the repeats, with its spread. CPU time is the kernel's, for all
-processes and threads of the server under test.
+a figure is the median of the repeats, with its spread. At a paced step each load has
+several windows a start, with and without token ids in turn, and each is a value of its own:
+one window sees one state of a shared machine. CPU time is the kernel's, for all processes
+and threads of the server under test.
 
     PEERS_SECONDS=2.5 PEERS_REPEATS=3 PEERS_ARMS=tokenwire,dynamo python scripts/bench_peers.py
 
@@ -39,6 +41,10 @@ PLOTS = ROOT / "docs/plots"
 STOP_AFTER_S = 36 * 60
 """No arm is started after so long: the whole ends within 40 minutes."""
 
+WINDOWS, WINDOW_SHARE = 3, 0.8
+"""Windows of a paced load at each start, and how long one is beside another load: with
+2.5 s a load, 2 s carry 9,600 tokens and more, and the whole takes 27 minutes."""
+
 FAILURES = (OSError, RuntimeError, ArithmeticError, LookupError, ValueError)
 """What an arm that does not work can raise here; the others are measured regardless."""
 
@@ -55,12 +61,13 @@ class Run:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._began = time.monotonic()
         self.values: dict[str, dict[str, list[float]]] = {}
+        self.repeats: dict[str, dict[str, list[int]]] = {}  # in which each was taken
         self.errors: dict[str, list[str]] = {}
 
     def all(self, names: list[str], repeats: int, folder: Path) -> None:
         """Measure all arms."""
         for name in names:
-            self.values[name], self.errors[name] = {}, []
+            self.values[name], self.repeats[name], self.errors[name] = {}, {}, []
         for repeat in range(repeats):
             shift = repeat % len(names)
             for name in names[shift:] + names[:shift]:
@@ -68,9 +75,9 @@ class Run:
                     self.errors[name].append(f"repeat {repeat + 1}: no time was left")
                     continue
                 self._say(name)
-                self._arm(name, folder)
+                self._arm(name, repeat, folder)
 
-    def _arm(self, name: str, folder: Path) -> None:
+    def _arm(self, name: str, repeat: int, folder: Path) -> None:
         arm = ARMS[name](self._model, folder, self._cores)
         measure = Measure(arm, self._seconds, self._num_tokens)
         fast: list[Step] = [
@@ -80,17 +87,11 @@ class Run:
             ("saturated", lambda: measure.saturated(ids=False)),
             ("long prompts", measure.long_prompts),
         ]
-        near: list[Step] = [("6 ms step", lambda: measure.paced("near", ids=False))]
-        paced: list[Step] = [
-            ("10 ms step", lambda: measure.paced("paced", ids=False)),
-            ("inter-token", measure.inter_token),
-        ]
         if arm.ids is not None:
             fast.insert(4, ("saturated, ids", lambda: measure.saturated(ids=True)))
-            near.append(("6 ms step, ids", lambda: measure.paced("near", ids=True)))
-            paced.insert(
-                1, ("10 ms step, ids", lambda: measure.paced("paced", ids=True))
-            )
+        near = self._paced(arm, measure, "near", "6 ms step")
+        paced = self._paced(arm, measure, "paced", "10 ms step")
+        paced.append(("inter-token", measure.inter_token))
         slow: list[Step] = [
             ("1,000 streams", lambda: measure.open_streams(1_000)),
             ("5,000 streams", lambda: measure.open_streams(5_000)),
@@ -109,7 +110,7 @@ class Run:
                 try:
                     (arm.pace if running else arm.start)(step_s)
                     running = True
-                    self._figures(arm, figures, step_s)
+                    self._figures(arm, repeat, figures, step_s)
                 except FAILURES as error:
                     self._failed(name, f"a step of {step_s:g} s", error)
                     arm.stop()
@@ -117,10 +118,20 @@ class Run:
         finally:
             arm.stop()
 
+    def _paced(self, arm: Arm, measure: Measure, name: str, what: str) -> list[Step]:
+        """Return the windows of a paced load, with and without ids in turn."""
+        seconds = WINDOW_SHARE * self._seconds
+        one: list[Step] = [(what, lambda: measure.paced(name, seconds, ids=False))]
+        if arm.ids is not None:
+            one.append((f"{what}, ids", lambda: measure.paced(name, seconds, ids=True)))
+        return one * WINDOWS
+
     def _num_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text).ids)
 
-    def _figures(self, arm: Arm, figures: list[Step], step_s: float) -> None:
+    def _figures(
+        self, arm: Arm, repeat: int, figures: list[Step], step_s: float
+    ) -> None:
         for what, take in figures:
             try:
                 taken = take()
@@ -133,6 +144,7 @@ class Run:
             self._say(f"  {arm.name}: {told}")
             for key, value in taken.items():
                 self.values[arm.name].setdefault(key, []).append(value)
+                self.repeats[arm.name].setdefault(key, []).append(repeat)
 
     def _say(self, told: str) -> None:
         print(
@@ -148,7 +160,10 @@ class Run:
 def report(raw: dict[str, Any]) -> None:
     """Write the page and the pictures."""
     results = raw["values"]
-    write_table(PAGE, "peers", page(results, raw["notes"], raw["errors"], raw["head"]))
+    text = page(
+        results, raw["notes"], raw["errors"], raw["head"], raw.get("repeats", {})
+    )
+    write_table(PAGE, "peers", text)
     PLOTS.mkdir(exist_ok=True)
     whole = with_added(results)
     for figure in FIGURES:
@@ -190,9 +205,12 @@ def main() -> None:
     raw = {
         "head": f"Written by `make bench-peers` on {datetime.datetime.now(tz=datetime.UTC).date()}: "
         f"{len(available)} cores, {memory:.0f} GiB, {platform.machine()}, Python {platform.python_version()}. "
-        f"{repeats} repeats of {seconds:g} s a load, arms rotated, {minutes:.0f} minutes in all. Median (least to most).",
+        f"{repeats} repeats of {seconds:g} s a load, arms rotated, {minutes:.0f} minutes in all. Median (least to most). "
+        f"Steps of 6 and 10 ms: {WINDOWS} windows of {WINDOW_SHARE * seconds:g} s in each repeat, with and without "
+        f"ids in turn, so a figure is the median of {WINDOWS * repeats} values.",
         "notes": {name: ARMS[name].note for name in names},
         "values": run.values,
+        "repeats": run.repeats,
         "errors": run.errors,
     }
     RAW.write_text(json.dumps(raw, indent=1) + "\n")

@@ -105,14 +105,15 @@ class Measure:
             taken["tokens_per_s_per_core"] = rate / busy if busy else 0.0
         return taken
 
-    def paced(self, name: str, *, ids: bool) -> Figures:
-        """Return CPU per token at the engine's step.
+    def paced(self, name: str, seconds: float, *, ids: bool) -> Figures:
+        """Return CPU per token at the engine's step, in one window.
 
         Args:
             name: What the figures' keys begin with.
+            seconds: How long the window is.
             ids: Whether the token ids are asked for.
         """
-        taken = self._streamed(f"{name}_ids" if ids else name, ids=ids)
+        taken = self._streamed(f"{name}_ids" if ids else name, ids=ids, seconds=seconds)
         if not ids:
             taken[f"{name}_step_ms"] = 1e3 * STREAMS / taken[f"{name}_rate"]
         return taken
@@ -200,13 +201,15 @@ class Measure:
         if self._arm.control is not None:
             self._arm.control.begin(step_s)
 
-    def _streamed(self, name: str, *, ids: bool) -> Figures:
+    def _streamed(
+        self, name: str, *, ids: bool, seconds: float | None = None
+    ) -> Figures:
         extra = self._arm.ids if ids else None
         request = chat(MAX_TOKENS, stream=True, extra=extra)
         with self._client(STREAMS, request, MAX_TOKENS) as client:
             client.run(WARM_S)
             events, cpu_s = client.num_events, self._arm.cpu_s()
-            elapsed_s = client.run(self._seconds)
+            elapsed_s = client.run(seconds or self._seconds)
             events, cpu_s = client.num_events - events, self._arm.cpu_s() - cpu_s
             self._answers(client)
             if not events:

@@ -10,11 +10,14 @@ __all__ = [
     "CHECKS",
     "FIGURES",
     "OURS",
+    "PAIRED",
     "Figure",
+    "Repeats",
     "Results",
     "full_title",
     "losses",
     "page",
+    "paired_ratio",
     "ratio",
 ]
 
@@ -22,6 +25,9 @@ OURS = "tokenwire"
 DIRECT = "direct"
 Results = Mapping[str, Mapping[str, Sequence[float]]]
 """Values by arm and figure."""
+
+Repeats = Mapping[str, Mapping[str, Sequence[int]]]
+"""In which repeat each of them was taken."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,9 @@ FIGURES = (
     Figure("open_5000_failed", "streams without tokens, of 5,000", "", 0),
 )
 
+PAIRED = ("near_us", "near_ids_us", "paced_us", "paced_ids_us")
+"""Figures that vary with the machine's state: their windows are also compared one by one."""
+
 CHECKS = (
     Figure("sat_busy", "the server's core, saturated", "cores"),
     Figure("sat_rate", "events/s, saturated", "1/s", 0, True),
@@ -80,6 +89,32 @@ def ratio(results: Results, figure: Figure, peer: str) -> float | None:
     if not ours or not theirs or not statistics.median(theirs):
         return None
     return statistics.median(ours) / statistics.median(theirs)
+
+
+def paired_ratio(results: Results, repeats: Repeats, key: str, peer: str) -> float:
+    """Return the median of ours / the peer's, of windows of the same repeat.
+
+    What the machine did to both in one repeat is not in it. 0: there are none.
+    """
+    ours, theirs = (_by_repeat(results, repeats, arm, key) for arm in (OURS, peer))
+    found = [
+        one / other
+        for repeat, windows in ours.items()
+        for one, other in zip(windows, theirs.get(repeat, []), strict=False)
+        if other
+    ]
+    return statistics.median(found) if found else 0.0
+
+
+def _by_repeat(
+    results: Results, repeats: Repeats, arm: str, key: str
+) -> dict[int, list[float]]:
+    values = results.get(arm, {}).get(key, [])
+    taken_in = repeats.get(arm, {}).get(key, [])  # older files do not say
+    found: dict[int, list[float]] = {}
+    for repeat, value in zip(taken_in, values, strict=False):
+        found.setdefault(repeat, []).append(value)
+    return found
 
 
 def lost(figure: Figure, value: float) -> bool:
@@ -185,6 +220,21 @@ def ratios(results: Results) -> str:
     return head + "\n".join(rows) + "\n"
 
 
+def pairs(results: Results, repeats: Repeats) -> str:
+    """Return a sentence: the ratios of windows of the same repeat, for each peer."""
+    told: list[str] = []
+    for peer in _peers(results):
+        several = [paired_ratio(results, repeats, key, peer) for key in PAIRED]
+        if any(several):
+            told.append(f"{peer} {', '.join(f'{one:.2f}' for one in several)}")
+    if not told:
+        return ""
+    return (
+        "CPU per token at paced steps, the median of the ratios of windows taken in the same repeat (6 ms, "
+        f"with ids, 10 ms, with ids): {'; '.join(told)}."
+    )
+
+
 def limits(results: Results) -> str:
     """Return whether client and engines could be the limit, as a sentence."""
     alone = results.get(DIRECT, {}).get("sat_rate")
@@ -222,6 +272,7 @@ def page(
     notes: Mapping[str, str],
     errors: Mapping[str, Sequence[str]],
     head: str,
+    repeats: Repeats,
 ) -> str:
     """Return all of it, for between the markers."""
     whole = with_added(results)
@@ -236,6 +287,7 @@ def page(
         table(whole, FIGURES),
         "### Ratios\n\nMedians; above 1 is worse where less is better. In bold, where we lose.",
         ratios(whole),
+        pairs(results, repeats),
         "### Where we lose\n\nOurs / theirs, one process:",
         "\n".join(losses(whole)) or "No peer was measured.",
         "### What limits what",
@@ -248,4 +300,4 @@ def page(
     parts += ["### Pictures", "\n".join(pictures)]
     if failed:
         parts += ["### What failed", "\n".join(failed)]
-    return "\n" + "\n\n".join(part.strip() for part in parts) + "\n"
+    return "\n" + "\n\n".join(part.strip() for part in parts if part) + "\n"

@@ -13,7 +13,7 @@ from peers_control import Control, Pace
 from peers_figures import quantile, quantile_with_zeros
 from peers_plot import bars
 from peers_proc import cpu_s, family, parents, rss_mib
-from peers_table import FIGURES, losses, page, ratio, with_added
+from peers_table import FIGURES, losses, page, paired_ratio, ratio, with_added
 
 RESULTS = {
     "tokenwire": {"sat_us": [10.0, 12.0, 11.0], "requests_per_s": [1_000.0]},
@@ -54,10 +54,28 @@ class TestTable:
 
     def test_page_shows_losses_and_failures(self) -> None:
         """Losses are bold, spreads stand beside medians, and a failed arm is told."""
-        text = page(RESULTS, {"dynamo": "theirs"}, {"dynamo": ["requests: 500"]}, "x")
+        text = page(
+            RESULTS, {"dynamo": "theirs"}, {"dynamo": ["requests: 500"]}, "x", {}
+        )
         assert "| 11.00 (10.00 to 12.00) | 10.00 |" in text
         assert "| **1.10** | 0.25 |" in text
         assert "- **dynamo**: requests: 500" in text
+
+    def test_windows_of_one_repeat_are_compared(self) -> None:
+        """What slows both in one repeat is in neither ratio, and a repeat that one lacks is left out."""
+        values = {
+            "tokenwire": {"near_us": [10.0, 12.0, 30.0, 9.0]},
+            "dynamo": {"near_us": [20.0, 24.0, 20.0, 60.0]},
+        }
+        repeats = {
+            "tokenwire": {"near_us": [0, 0, 2, 1]},
+            "dynamo": {"near_us": [0, 0, 1, 2]},
+        }
+        found = paired_ratio(values, repeats, "near_us", "dynamo")
+        assert found == pytest.approx(0.5)
+        text = page(values, {}, {}, "", repeats)
+        assert "with ids): dynamo 0.50, 0.00, 0.00, 0.00." in text
+        assert "with ids): dynamo" not in page(values, {}, {}, "", {})
 
     def test_page_says_when_the_client_is_the_limit(self) -> None:
         """A direct arm below twice the fastest is not passed over."""
@@ -65,11 +83,11 @@ class TestTable:
             "tokenwire": {"sat_rate": [60.0], "sat_busy": [0.5]},
             "direct": {"sat_rate": [100.0]},
         }
-        text = page(values, {}, {}, "")
+        text = page(values, {}, {}, "", {})
         assert "**less than twice" in text
         assert "tokenwire 0.50." in text
         values["direct"]["sat_rate"] = [120.0]
-        assert "**less than twice" not in page(values, {}, {}, "")
+        assert "**less than twice" not in page(values, {}, {}, "", {})
 
 
 class TestProcesses:
