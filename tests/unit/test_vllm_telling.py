@@ -233,6 +233,33 @@ def test_sockets_are_in_a_folder_of_this_user_alone() -> None:
     assert not paths[0].parent.exists()
 
 
+def test_sockets_of_killed_workers_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next worker; those of a living one are not."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "tokenwire-kv-left").mkdir()
+    living, telling = Telling(CachedBlocks()), Telling(CachedBlocks())
+    arranged(living)
+    [kept] = tmp_path.iterdir()
+    arranged(telling)
+    assert kept.exists()
+    living.close()
+    telling.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_folder_the_worker_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says what is missing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    telling = Telling(CachedBlocks())
+    assert arranged(telling).kv_events_config is None
+    assert "no folder for its sockets" in caplog.text
+    telling.close()
+
+
 @pytest.mark.parametrize(
     "parallel",
     [

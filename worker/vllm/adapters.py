@@ -14,13 +14,11 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from .scratch import Scratch
 
 __all__ = ["Copies", "reads_our_files"]
 
@@ -34,9 +32,6 @@ _FILES = (
 )
 """What vLLM 0.32 reads of an adapter's folder. A trainer's checkpoint has more in it."""
 
-MAX_TRIES = 10
-"""To make a folder that another worker's sweep does not take for one that is left."""
-
 
 def reads_our_files(parallel_config: Any) -> bool:  # vLLM's ParallelConfig
     """Return whether all processes of an engine are on this machine."""
@@ -49,8 +44,7 @@ class Copies:
     """The copies of one engine's adapters, in a folder of its own that is made first."""
 
     def __init__(self) -> None:
-        self._root: Path | None = None
-        self._lock = -1  # on the folder: whoever can take it may delete that
+        self._scratch: Scratch | None = None
         self._num_copies = 0
         self._placed: dict[int, Path] = {}  # by the adapter's id
 
@@ -94,10 +88,9 @@ class Copies:
 
     def close(self) -> None:
         """Delete all; harmless where there is nothing, and twice."""
-        root, self._root = self._root, None
-        if root is not None:
-            shutil.rmtree(root, ignore_errors=True)
-            os.close(self._lock)
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            scratch.close()
 
     def _drop_late(self, copying: asyncio.Future[Path]) -> None:
         if not copying.cancelled() and copying.exception() is None:
@@ -117,49 +110,6 @@ class Copies:
 
     def _opened(self) -> Path:
         """Return the folder; only one load is under way at a time."""
-        if self._root is None:
-            _sweep()
-            self._root, self._lock = _make_folder()
-        return self._root
-
-
-def _make_folder() -> tuple[Path, int]:
-    """Return a new folder for this user alone, and the lock on it.
-
-    A folder that is locked is not cleared away by systemd's tmpfiles either.
-    """
-    for _ in range(MAX_TRIES):
-        root = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = _locked(root)
-        if lock is not None and root.exists():
-            return root, lock
-        if lock is not None:
-            os.close(lock)
-    msg = f"no folder can be made in {tempfile.gettempdir()}"
-    raise OSError(msg)
-
-
-def _sweep() -> None:
-    """Delete what killed workers of this user have left."""
-    with contextlib.suppress(OSError):
-        for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            if root.is_symlink() or root.stat().st_uid != os.getuid():
-                continue
-            lock = _locked(root)
-            if lock is not None:
-                shutil.rmtree(root, ignore_errors=True)
-                os.close(lock)
-
-
-def _locked(root: Path) -> int | None:
-    """Return a lock on *root*, which closing it gives back; None: it is another's."""
-    try:
-        lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
+        if self._scratch is None:
+            self._scratch = Scratch(_PREFIX)
+        return self._scratch.root

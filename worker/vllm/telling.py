@@ -1,7 +1,7 @@
 """Which KV blocks vLLM has cached, told while it runs: its KV events, subscribed to.
 
 vLLM publishes them over ZeroMQ, here through sockets in a folder of this user alone, so
-that nothing listens on a network. What an operator has configured is used as it is, if
+that nothing listens on a network; what killed workers have left of those goes first. What an operator has configured is used as it is, if
 vLLM binds it.
 """
 
@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from tokenwire.worker.kv_blocks import CachedBlocks
@@ -20,10 +17,13 @@ from .adapters import reads_our_files
 from .binding import Vllm
 from .kv_index import RankBlocks, SaltOf
 from .kv_subscriber import Context, Source, Subscription, new_context
+from .scratch import Scratch
 
 __all__ = ["Telling"]
 
 logger = logging.getLogger(__name__)
+
+_PREFIX = "tokenwire-kv-"
 
 REPLAYED_STEPS = 1_000
 """That vLLM keeps for a replay: 10 s at a 10 ms step, and at most some 40 KB each. Its
@@ -44,7 +44,7 @@ class Telling:
 
     def __init__(self, blocks: CachedBlocks | None) -> None:
         self._blocks = blocks
-        self._folder: Path | None = None
+        self._scratch: Scratch | None = None
         self._context: Context | None = None
         self._subscriptions: list[Subscription] = []
         self._ranks: list[RankBlocks] = []
@@ -61,19 +61,25 @@ class Telling:
         if config.kv_events_config is not None:
             return  # the operator's
         obstacle = _obstacle(config.parallel_config)
+        folder = ""
         if not obstacle:
-            self._folder = Path(tempfile.mkdtemp(prefix="tokenwire-kv-"))
-            longest = len(os.fsencode(self._folder)) + len("/replay-") + len(_SOCKET)
+            try:
+                self._scratch = Scratch(_PREFIX)
+                folder = str(self._scratch.root)
+            except OSError as error:
+                obstacle = f"no folder for its sockets: {error}"
+        if not obstacle:
+            longest = len(os.fsencode(folder)) + len("/replay-") + len(_SOCKET)
             if longest + _RANK_BYTES > _MAX_PATH_BYTES:
-                obstacle = f"the path {self._folder} is too long for a socket"
+                obstacle = f"the path {folder} is too long for a socket"
         if obstacle:
             logger.warning("frontends are not told of cached KV: %s", obstacle)
             return
         config.kv_events_config = vllm.KVEventsConfig(
             enable_kv_cache_events=True,
             publisher="zmq",
-            endpoint=f"ipc://{self._folder}/events-{_SOCKET}",
-            replay_endpoint=f"ipc://{self._folder}/replay-{_SOCKET}",
+            endpoint=f"ipc://{folder}/events-{_SOCKET}",
+            replay_endpoint=f"ipc://{folder}/replay-{_SOCKET}",
             buffer_steps=REPLAYED_STEPS,
         )
 
@@ -127,9 +133,9 @@ class Telling:
         context, self._context = self._context, None
         if context is not None:
             context.term()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            scratch.close()
 
 
 def _obstacle(parallel: Any) -> str:  # vLLM's ParallelConfig
