@@ -151,7 +151,8 @@ class Administration:
                     f"weight_version is above {MAX_VERSION_CHARS} characters",
                 )
             case _:
-                return None
+                text = self._engine.unable(action)
+                return ("unsupported", text) if text else None
 
     def _load_refusal(self, action: LoadLora) -> tuple[str, str] | None:
         name = action.lora_name

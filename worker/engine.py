@@ -195,6 +195,13 @@ class Engine(Protocol):
     def release_kv(self, request_id: str, handover: JsonObject) -> None:
         """On a decode engine: let the prefill engine free what it holds."""
 
+    def unable(self, action: Action) -> str:
+        """Return why *action* can never be done here; empty: it may be tried.
+
+        Asked before anything is ended for its sake.
+        """
+        ...
+
     def administer(
         self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
     ) -> None:

@@ -149,6 +149,7 @@ class FakeEngine:
         self.released: list[tuple[str, JsonObject]] = []
         self.administered: list[tuple[Action, Callable[[AdminOutcome], None]]] = []
         self.current_load = EngineLoad()
+        self.refusal = ""  # of any action
 
     async def start(self, sink: EngineSink, progress: Progress) -> EngineInfo:
         """Not used: the service is given a card."""
@@ -165,6 +166,11 @@ class FakeEngine:
     def release_kv(self, request_id: str, handover: JsonObject) -> None:
         """Record the release."""
         self.released.append((request_id, handover))
+
+    def unable(self, action: Action) -> str:
+        """Return what the test has set."""
+        del action
+        return self.refusal
 
     def administer(
         self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]

@@ -257,6 +257,20 @@ def test_what_it_does_not_know_it_says(action: str, arguments: dict[str, Any]) -
     assert not desk.engine.administered
 
 
+def test_what_the_engine_cannot_do_ends_no_request() -> None:
+    """A sleep that ends what runs, where there is no sleep mode: it is refused before."""
+    desk = Desk()
+    desk.engine.refusal = "there is no sleep mode"
+    desk.ask("sleep", level=1, mode="abort")
+    (refused,) = desk.take()
+    assert (refused.error_kind, refused.error) == ("unsupported", desk.engine.refusal)
+    assert not desk.engine.administered
+    assert not desk.administration.status.paused
+    desk.engine.refusal = ""
+    desk.ask("sleep", level=1, mode="abort")
+    assert "abort_all" in desk.take()
+
+
 def test_an_engine_that_does_not_go_on_serves_nobody() -> None:
     """What runs goes on elsewhere; a resume that is answered takes it back."""
     desk = Desk()

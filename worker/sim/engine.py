@@ -186,6 +186,11 @@ class SimEngine:
         del request_id  # the hand-over names it as the prefill engine knows it
         self._channel.free(handover)
 
+    def unable(self, action: Action) -> str:
+        """Return nothing: it can do all."""
+        del action
+        return ""
+
     def administer(
         self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
     ) -> None:

@@ -185,6 +185,10 @@ class VllmEngine:
         if not self._gone:
             self._spawn(self._releases.release(request_id, handover))
 
+    def unable(self, action: Action) -> str:
+        """Return why *action* can never be done here; empty: it may be tried."""
+        return self._operator.unable(action)
+
     def administer(
         self, action: Action, timeout_s: float, done: Callable[[AdminOutcome], None]
     ) -> None:

@@ -142,6 +142,18 @@ class Operator:
         if not isinstance(action, Resume):
             self._resumed.clear()
 
+    def unable(self, action: Action) -> str:
+        """Return why *action* can never be done here; empty: it may be tried."""
+        match action:
+            case Sleep(level=0):
+                return ""
+            case Sleep() if self._vllm.is_cpu:
+                return "there is no sleep mode on a CPU (level 0 pauses)"
+            case Sleep() if not self._config.model_config.enable_sleep_mode:
+                return "the engine has no sleep mode: start it with --enable-sleep-mode"
+            case _:
+                return ""
+
     async def do(self, action: Action, timeout_s: float) -> AdminOutcome:
         """Do *action*, which was expected; a failure is an outcome, too."""
         limit_s = timeout_s or None
@@ -352,11 +364,7 @@ class Operator:
                 await self._llm.remove_lora(number)
 
     async def _sleep(self, action: Sleep) -> AdminOutcome:
-        if action.level and self._vllm.is_cpu:
-            text = "there is no sleep mode on a CPU (level 0 pauses)"
-            return AdminOutcome(text, "unsupported")
-        if action.level and not self._config.model_config.enable_sleep_mode:
-            text = "the engine has no sleep mode: start it with --enable-sleep-mode"
+        if text := self.unable(action):
             return AdminOutcome(text, "unsupported")
         await self._stand(action.mode)  # no Resume crosses a sleep
         try:
