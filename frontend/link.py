@@ -28,13 +28,13 @@ from tokenwire.protocol.messages import (
     Admin,
     AdminDone,
     Batch,
+    BetweenBatches,
     Bye,
     Cancel,
     Card,
     Discard,
     EngineDead,
     Finished,
-    FromWorker,
     JsonObject,
     KVBlocks,
     LetGo,
@@ -394,9 +394,10 @@ class Link(Peer):
         self._vigil.heard(now)
         try:
             message = decode_from_worker(data)
-            if type(message) is Batch:
-                self._vigil.batch(now)
-            self._handle(message)
+            if isinstance(message, Batch):
+                self._take_batch(message, now)
+            else:
+                self._handle(message)
         except RemoteProtocolError as error:
             self.num_protocol_errors += 1
             reason = f"broke the protocol: {error}"
@@ -444,7 +445,7 @@ class Link(Peer):
             self._talk.said_hello()
             self._set_state(LinkState.HELLO, "waiting for the worker's card")
 
-    def _handle(self, message: FromWorker) -> None:
+    def _handle(self, message: Card | Refused | BetweenBatches) -> None:
         if self.state is LinkState.HELLO and isinstance(message, Load):
             self._say_hello()  # the worker knows us, but its card is lost
             return
@@ -453,9 +454,6 @@ class Link(Peer):
                 return  # from before the connection broke
             self._talk.incoming.check(message)
         match message:
-            case Batch():
-                self._take_batch(message)
-                self._vigil.ended()
             case Load():
                 self._take_load(message)
             case Status():
@@ -489,7 +487,18 @@ class Link(Peer):
                 _log.error("worker %s: engine died: %s", self.worker_id, message.reason)
                 self._lose(LinkState.CONNECTING, f"engine died: {message.reason}")
 
-    def _take_batch(self, batch: Batch) -> None:
+    def _take_batch(self, batch: Batch, now: float) -> None:
+        """Take what an engine step has brought: as a rule tokens, and no end."""
+        self._vigil.batch(now)
+        if self.state is not LinkState.READY:
+            return  # from before the connection broke
+        self._talk.incoming.check(batch)
+        if batch.finished:
+            self._take_ends(batch)
+        else:
+            self._open.take(batch)
+
+    def _take_ends(self, batch: Batch) -> None:
         ends = [
             end
             for end in batch.finished
@@ -502,6 +511,7 @@ class Link(Peer):
                 self._take_late(end)
             elif end.handover is not None:
                 self._settle(end.request_id)  # its reply has passed it on
+        self._vigil.ended()
 
     def _take_late(self, end: Finished) -> None:
         """Free what a leg leaves behind that was given up before."""

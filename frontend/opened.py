@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenwire.protocol.exchange import Exchange
-from tokenwire.protocol.messages import Batch, JsonObject, Submit
+from tokenwire.protocol.messages import Batch, Finished, JsonObject, Submit
 from tokenwire.protocol.tokens import TOKEN_BYTES
 
 from .reply import Reply
@@ -144,7 +144,9 @@ class OpenRequests:
         Raises:
             SequenceError: Tokens repeat, leave a gap, or follow their end.
         """
-        ends = {end.request_id: end for end in batch.finished}
+        ends: dict[str, Finished] = {}
+        if batch.finished:
+            ends = {end.request_id: end for end in batch.finished}
         for item in batch.tokens:
             entry = self._open.get(item.request_id)
             if entry is None:
@@ -160,6 +162,8 @@ class OpenRequests:
                 else:
                     end = None
             entry.reply.tokens(item, end)
+        if not ends:
+            return
         for end in ends.values():
             entry = self._open.get(end.request_id)
             if entry is not None:

@@ -69,7 +69,9 @@ class Stall:
     def batch(self, now: float) -> None:
         """Take note of a batch; called per engine step."""
         if self._batch_at is not None:
-            gap = min(now - self._batch_at, self._timeout_s)
+            gap = now - self._batch_at
+            if gap > self._timeout_s:
+                gap = self._timeout_s
             self._gap_s += (gap - self._gap_s) * _WEIGHT
         self._batch_at = now
 

@@ -122,23 +122,11 @@ def decode_from_worker(data: bytes | memoryview) -> FromWorker:
         MalformedMessage: *data* is not such a message; the text names the field.
     """
     message = _decode(_from_worker, data)
+    if type(message) is Batch:  # once per engine step: its size may be any message's
+        _check_batch(message)
+        return message
     _check_size(message, len(data))
-    if isinstance(message, Batch):
-        num_items = len(message.tokens) + len(message.finished)
-        if num_items > MAX_BATCH_ITEMS:
-            msg = f"$: a Batch of {num_items} items, the limit is {MAX_BATCH_ITEMS}"
-            raise MalformedMessage(msg)
-        for position, item in enumerate(message.tokens):
-            # One id, as most have: once per request and engine step.
-            if (
-                len(item.token_ids) != TOKEN_BYTES
-                or item.index < 0
-                or item.logprobs is not None
-            ):
-                _check_tokens(item, position)
-        for position, end in enumerate(message.finished):
-            _check_finished(end, f"$.finished[{position}]")
-    elif isinstance(message, OrphanedKV | AdminDone):
+    if isinstance(message, OrphanedKV | AdminDone):
         _check_id(message.request_id)
     elif isinstance(message, Recalled):
         _check_recalled(message)
@@ -232,6 +220,24 @@ def _check_hashes(message: KVBlocks) -> None:
             f"hashes of {HASH_BYTES}"
         )
         raise MalformedMessage(msg)
+
+
+def _check_batch(batch: Batch) -> None:
+    tokens, ends = batch.tokens, batch.finished
+    num_items = len(tokens) + len(ends)
+    if num_items > MAX_BATCH_ITEMS:
+        msg = f"$: a Batch of {num_items} items, the limit is {MAX_BATCH_ITEMS}"
+        raise MalformedMessage(msg)
+    for position, item in enumerate(tokens):
+        # One id, as most have: once per request and engine step.
+        if (
+            len(item.token_ids) != TOKEN_BYTES
+            or item.index < 0
+            or item.logprobs is not None
+        ):
+            _check_tokens(item, position)
+    for position, end in enumerate(ends):
+        _check_finished(end, f"$.finished[{position}]")
 
 
 def _check_tokens(item: Tokens, position: int) -> None:

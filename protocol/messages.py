@@ -573,9 +573,8 @@ class KVBlocks(msgspec.Struct, tag="kv_blocks", frozen=True, omit_defaults=True)
     seq: Seq = msgspec.UNSET
 
 
-NumberedFromWorker = (
-    Batch
-    | Load
+BetweenBatches = (
+    Load
     | OrphanedKV
     | EngineDead
     | MetricsText
@@ -584,5 +583,8 @@ NumberedFromWorker = (
     | Recalled
     | KVBlocks
 )
+"""All that has a ``seq`` but Batch, which comes far more often."""
+
+NumberedFromWorker = Batch | BetweenBatches
 
 FromWorker = Card | Refused | NumberedFromWorker

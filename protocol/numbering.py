@@ -68,20 +68,20 @@ class Incoming:
         Raises:
             SequenceError: Messages before it are missing, or it is not in its place.
         """
-        seq = message.seq
+        seq, due = message.seq, self.num_received + 1
+        if seq == due:
+            self.num_received = due
+            return
         if isinstance(seq, msgspec.UnsetType):
             if self.num_received:
                 msg = f"{_name(message)} has no number, the one before had"
                 raise SequenceError(msg)
             return
-        due = self.num_received + 1
         if seq > due:
             msg = f"{seq - due} messages are missing before {_name(message)} {seq}"
-            raise SequenceError(msg)
-        if seq < due:
+        else:
             msg = f"{_name(message)} {seq} came where number {due} was due"
-            raise SequenceError(msg)
-        self.num_received = seq
+        raise SequenceError(msg)
 
 
 def _name(message: Numbered) -> str:
