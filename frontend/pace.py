@@ -39,13 +39,8 @@ class Pace:
 
     def continue_from(self, other: Pace) -> None:
         """Be as *other* is, in its place."""
-        self._metrics = other._metrics
-        self._clock = other._clock
-        self._observe_gap = other._observe_gap
-        self.started_at = other.started_at
-        self.first_at = other.first_at
-        self.last_at = other.last_at
-        self.num_tokens = other.num_tokens
+        for name in Pace.__slots__:
+            setattr(self, name, getattr(other, name))
 
     def tick(self) -> None:
         """Take note that tokens have come now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokenwire.protocol.messages import Finished, Tokens
@@ -32,6 +32,8 @@ class PlainWay(Pace):
     ``Pace``. Laws:
     - It takes single ids without logprobs, of the weights it began with, that are a text of
       their own. All else, and every end, it passes on to the leg, whose place it has.
+    - Behind what it has passed on it takes nothing until ``begin``: half a character may
+      be waiting.
     - What it takes, it does whole: output, pace and event are as by the long way. Nothing
       of these is kept twice: it writes where the long way does.
     - It has the leg's place from the second id on, and for as long as its choice sends
@@ -73,7 +75,7 @@ class PlainWay(Pace):
         self._after = around.after[0]
         self._pieces = around.after if len(around.after) > 1 else ()
         self._detokenizer = detokenizer
-        self._quoted = detokenizer.quoted
+        self._quoted: Sequence[bytes | None] = ()  # of the ids that it takes now
         self._stream = stream
         self._broke = broke
 
@@ -83,6 +85,8 @@ class PlainWay(Pace):
         self._leg = leg
         self._link = leg.link
         self._weight_version = leg.link.weight_version
+        detokenizer = self._detokenizer
+        self._quoted = () if detokenizer.rest else detokenizer.quoted
 
     def tokens(self, item: Tokens, end: Finished | None) -> None:
         """Send an id's event; pass all else on."""
@@ -92,15 +96,14 @@ class PlainWay(Pace):
             or len(packed) != TOKEN_BYTES
             or item.logprobs is not None
             or self._link.weight_version != self._weight_version
-            or self._detokenizer.rest
         ):
-            self._leg.tokens(item, end)
+            self._pass_on(item, end)
             return
         [token_id] = unpack_id(packed)
         quoted = self._quoted
         text = quoted[token_id] if token_id < len(quoted) else None
         if text is None:
-            self._leg.tokens(item, end)
+            self._pass_on(item, end)
             return
         self._output += packed
         try:
@@ -112,6 +115,11 @@ class PlainWay(Pace):
             self._stream.send(b"".join((self._before, text, after)))
         except Exception as error:  # noqa: BLE001 - the others in its batch go on
             self._broke(error)
+
+    def _pass_on(self, item: Tokens, end: Finished | None) -> None:
+        """Leave *item* to the leg, and all behind it until ``begin``."""
+        self._quoted = ()
+        self._leg.tokens(item, end)
 
     def finished(self, end: Finished) -> None:
         """Pass on an end that came alone."""

@@ -38,6 +38,7 @@ class _Shape:
     _object: str
     _text_key: bytes  # what stands between a choice's index and its text
     _plain_middle: bytes  # what stands between the text and the choice's last brace
+    _plain_end: bytes  # the same to the end; one for all, so it stays in the caches
     _prompt_in_choice: bool  # where vLLM puts what belongs to a prompt
 
     def __init__(self, frame: Frame, resumable: Resumable | None = None) -> None:
@@ -59,7 +60,6 @@ class _Shape:
         self._plain_prefixes: dict[int, bytes] = {}
         self._prompt_due: set[int] = set()  # choices whose first chunk has the prompt
         middle = self._plain_middle
-        self._plain_end = middle + b"}]}\n\n"
         # One id's chunk: what stands before the id, wherever it stands, and after it.
         native = b""
         if self._native_ids:
@@ -294,6 +294,7 @@ class ChatShape(_Shape):
     _chunk_object = "chat.completion.chunk"
     _text_key = b'"delta":{"content":'
     _plain_middle = b'},"logprobs":null,"finish_reason":null'
+    _plain_end = _plain_middle + b"}]}\n\n"
     _prompt_in_choice = False
 
     def opening(self, index: int) -> bytes:
@@ -345,6 +346,7 @@ class CompletionShape(_Shape):
     _object = _chunk_object = "text_completion"
     _text_key = b'"text":'
     _plain_middle = b',"logprobs":null,"finish_reason":null'
+    _plain_end = _plain_middle + b"}]}\n\n"
     _prompt_in_choice = True
 
     def opening(self, index: int) -> bytes:

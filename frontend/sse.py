@@ -73,10 +73,21 @@ class EventStream:
     the choices, ``await drained()``, then go on.
     """
 
+    __slots__ = (
+        "_chunked",
+        "_outgoing",
+        "_pending",
+        "_protocol",
+        "_request",
+        "_response",
+        "_transport",
+        "on_full",
+    )
+
     def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
         self._request = request
         self._outgoing = request.app[OUTGOING]
-        self._pending: list[bytes] = []  # what is to be written
+        self._pending: bytes | list[bytes] | None = None  # what is to be written
         self.on_full: Callable[[], None] = _ignore
         """Called when a write has filled the client's buffer."""
         self._response = web.StreamResponse(headers=headers)
@@ -113,22 +124,26 @@ class EventStream:
 
     def send(self, data: bytes) -> None:
         """Send events; called per token."""
-        pending = self._pending
-        if not pending:
-            self._outgoing.add(self)
         if self._chunked:
             size = len(data)
             head = _CHUNK_HEADS[size] if size < _NUM_HEADS else b"%x\r\n" % size
             data = b"".join((head, data, _CRLF))
-        pending.append(data)
+        pending = self._pending
+        if pending is None:
+            self._pending = data
+            self._outgoing.add(self)
+        elif isinstance(pending, bytes):
+            self._pending = [pending, data]
+        else:
+            pending.append(data)
 
     def flush(self) -> None:
         """Write what was sent, now."""
-        pending = self._pending
-        if not pending:
+        data, self._pending = self._pending, None
+        if data is None:
             return
-        data = b"".join(pending)
-        pending.clear()
+        if not isinstance(data, bytes):
+            data = b"".join(data)
         transport = self._transport
         if transport is None or transport.is_closing():
             return  # the handler is about to be cancelled
@@ -175,6 +190,8 @@ class EventStream:
 
 class LivelyStream(EventStream):
     """An event stream that is never silent for long, until ``be_quiet``."""
+
+    __slots__ = ("_loop", "_sent_at", "_timer")
 
     def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
         super().__init__(

@@ -90,6 +90,10 @@ class Way:
             *(pace, around, detokenizer, cast("EventStream", self.stream)),
             self.bugs.append,
         )
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin it, as its choice does behind an id that went the long way."""
         self.way.begin(self.output, cast("OutputLeg", self.leg))
 
     def takes(self, *token_ids: int, logprobs: Logprobs | None = None) -> bool:
@@ -139,6 +143,7 @@ def test_it_sends_what_the_long_way_makes(
         expected = shape.plain_chunk(index, long.feed(token_id), [token_id])
         if not way.takes(token_id):
             detokenizer.feed(token_id)
+            way.begin()
             continue
         assert way.stream.events.pop() == expected
     assert way.stream.events == []
@@ -152,10 +157,14 @@ def test_a_text_of_its_own_is_sent() -> None:
     way = Way(Around(b"<", (b">",)), detokenizer)
 
     assert way.takes(0)
-    assert not any(map(way.takes, (1, 2, 3, 4)))
+    for token_id in (1, 2, 3, 4):
+        assert not way.takes(token_id)
+        way.begin()
     detokenizer.feed(1)
+    way.begin()
     assert not way.takes(0)
     detokenizer.feed(2)
+    way.begin()
     assert way.takes(0)
     assert way.stream.events == [b'<"a">'] * 2
 
@@ -178,8 +187,19 @@ def test_it_takes_single_ids_alone() -> None:
     """Several at once, and those with logprobs, are the leg's."""
     way = plain(b"a", b"")
     assert not way.takes(0, 0)
+    way.begin()
     row = Logprobs(1, bytes(4), bytes(4), bytes(4))
     assert not way.takes(0, logprobs=row)
+    way.begin()
+    assert way.takes(0)
+
+
+def test_behind_what_it_leaves_all_is_the_legs() -> None:
+    """Until it begins again: who took that may hold bytes of a character."""
+    way = plain(b"a", b"")
+    assert not way.takes(1)
+    assert not way.takes(0)
+    way.begin()
     assert way.takes(0)
 
 
@@ -189,7 +209,7 @@ def test_ids_of_other_weights_are_the_legs() -> None:
     assert way.takes(0)
     way.leg.link.weight_version = "2"
     assert not way.takes(0)
-    way.way.begin(way.output, cast("OutputLeg", way.leg))
+    way.begin()
     assert way.takes(0)
 
 
