@@ -30,8 +30,8 @@ class Candidate(Protocol):
         ...
 
     @property
-    def prefixes(self) -> Prefixes:
-        """What it should have, where it tells nothing."""
+    def prefixes(self) -> Prefixes | None:
+        """What it should have, where it tells nothing; None: that does not matter."""
         ...
 
 
@@ -98,7 +98,7 @@ class Holdings:
             # The last id is always computed, and a block is there or not.
             most = (self.num_tokens - 1) // card.block_size * card.block_size
             num_cached = max(num_cached, min(self.num_told(link), most))
-        else:
+        elif link.prefixes is not None:
             num_cached = max(num_cached, self._estimate(link.prefixes))
         return min(num_cached, self.num_tokens)
 

@@ -64,6 +64,7 @@ from .opened import OpenRequests
 from .peer import Peer
 from .recalls import Recalls, TakeRecalled
 from .reply import Reply
+from .routing import Policy
 from .stall import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, SUSPECT_S
 from .vigil import Vigil
 
@@ -96,6 +97,7 @@ class Link(Peer):
         keyring: Says with which keys it connects, if it may.
         accept: Checks a card; raises ``Incompatible`` with a sentence.
         index: Where it is noted what the worker has cached.
+        policy: See ``Peer``.
         heartbeat_timeout_s, stall_timeout_s, first_token_timeout_s: See ``Vigil``.
         on_ready: Called whenever it becomes ready.
         on_lost: Called whenever it no longer is.
@@ -113,6 +115,7 @@ class Link(Peer):
         identity: tuple[str, str],
         accept: Callable[[Card], None],
         index: KvIndex | None = None,
+        policy: Policy = Policy.KV,
         keyring: Keyring = LOOPBACK_ONLY,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         stall_timeout_s: float = STALL_TIMEOUT_S,
@@ -122,7 +125,7 @@ class Link(Peer):
         on_status: Callable[[], None] | None = None,
         on_orphan: Callable[[OrphanedKV], bool] | None = None,
     ) -> None:
-        super().__init__(endpoint, index)
+        super().__init__(endpoint, index, policy)
         self.state = LinkState.CONNECTING
         self.reason = ""  # why it is not ready, for the operator
         self.num_protocol_errors = 0

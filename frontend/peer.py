@@ -11,11 +11,13 @@ from tokenwire.protocol.messages import (
     Card,
     KVBlocks,
     Load,
+    Role,
     Status,
 )
 
 from .kv_index import KvIndex, Member
 from .prefixes import CHUNK_TOKENS, MAX_CHUNKS, Chain, Prefixes
+from .routing import Policy
 
 __all__ = ["Peer"]
 
@@ -26,11 +28,19 @@ class Peer:
     Args:
         endpoint: Where it listens, ``tcp://host:port``.
         index: Where it is noted what it has cached; None: nowhere.
+        policy: How workers are chosen: only where that asks what is cached, or the
+            place of the prefill depends on it, the worker is asked, too.
     """
 
-    def __init__(self, endpoint: str, index: KvIndex | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        index: KvIndex | None = None,
+        policy: Policy = Policy.KV,
+    ) -> None:
         self.endpoint = endpoint
         self._index = index
+        self._policy = policy
         self.card: Card | None = None
         self.load = Load("")
         self.status = Status()  # what Admins have made of it
@@ -38,7 +48,7 @@ class Peer:
         self.is_outdated = False  # others have newer weights
         self.is_leaving = False  # has left the list; what it runs may end
         self.blocks: Member | None = None  # what it has told of its cache
-        self.prefixes = Prefixes()  # what may be there, where it tells nothing
+        self.prefixes: Prefixes | None = None  # what may be there, if it tells nothing
         self.num_open_at_load = 0  # requests of this frontend when it came
         self._num_tokens_at_load = 0  # of their prompts
         self.weight_version: str | None = None  # of its weights, once it is known
@@ -101,13 +111,16 @@ class Peer:
         if known is None or known.incarnation != card.incarnation:
             self.status = Status(card.weight_version)
         self.forget_blocks()
+        # By what a decode worker has, every policy decides where the prompt is computed.
+        matters = self._policy is Policy.KV or card.role is Role.DECODE
         # Blocks of nothing are no prefix's.
         tells = KV_EVENTS in card.capabilities and card.block_size > 0
-        if self._index is not None and tells:
+        if self._index is not None and matters and tells:
             self.blocks = self._index.join()
         self.weight_version = self.status.weight_version
         room = card.num_kv_blocks * card.block_size // CHUNK_TOKENS
-        self.prefixes = Prefixes(min(room or MAX_CHUNKS, MAX_CHUNKS))
+        num_chunks = min(room or MAX_CHUNKS, MAX_CHUNKS)
+        self.prefixes = Prefixes(num_chunks) if matters else None
         self.num_open_at_load = self._num_tokens_at_load = 0
 
     def forget_blocks(self) -> None:
@@ -141,7 +154,8 @@ class Peer:
     def told_status(self, status: Status) -> None:
         """Take a Status."""
         self.awaits_status = False
-        if status.cache_epoch != self.status.cache_epoch:
+        is_emptied = status.cache_epoch != self.status.cache_epoch
+        if is_emptied and self.prefixes is not None:
             self.prefixes.forget()
         self.status = status
         self.weight_version = status.weight_version

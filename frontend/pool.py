@@ -114,6 +114,7 @@ class Pool:
         self.weights = Weights()
         """Which weights count, and the adapters that are served."""
         routing = routing or RoutingSettings()
+        self._policy = routing.policy
         self.index = KvIndex(routing.max_index_blocks)
         """Which blocks they have cached."""
         self.flows: Flows | None = None
@@ -161,6 +162,7 @@ class Pool:
                     identity=(self.frontend_id, self.incarnation),
                     accept=partial(self._accept, endpoint),
                     index=self.index,
+                    policy=self._policy,
                     keyring=self._keyring,
                     heartbeat_timeout_s=self._heartbeat_timeout_s,
                     stall_timeout_s=self._stall_timeout_s,

@@ -169,8 +169,8 @@ class Sequence:
 
     def remember(self, link: Link) -> None:
         """Note that *link*'s worker has all of it in its cache now."""
-        if link.blocks is not None:
-            return  # the worker tells
+        if link.blocks is not None or link.prefixes is None:
+            return  # the worker tells, or it does not matter
         if self.chain.hashes or self._job.comes_back:  # else nobody looks for it
             self.chain.extend(self.packed)
             link.prefixes.add(self.chain)

@@ -376,7 +376,7 @@ async def test_reset_prefix_cache(served: Stack) -> None:
     await served.complete(**ASKS)
     reset = await admin_post(served, "/reset_prefix_cache?reset_running_requests=true")
     assert reset.json == {"success": True}
-    assert not any(len(link.prefixes) for link in served.pool.links)
+    assert not any(len(link.prefixes or ()) for link in served.pool.links)
     asked = {**ASKS, "nvext": {"extra_fields": ["timing"]}, "return_token_ids": None}
     timing = (await served.complete(**asked)).json["nvext"]["timing"]
     assert not timing["cached_tokens"]

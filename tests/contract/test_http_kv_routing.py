@@ -18,6 +18,7 @@ from tokenwire.frontend.routing import num_requests
 from tokenwire.protocol.messages import FromWorker, KVBlocks, Role
 from tokenwire.protocol.tokens import pack_ids
 from tokenwire.worker import kv_watch
+from tokenwire.worker.frontends import Frontend
 
 BLOCK = 16
 PROMPT = [3 + n % 250 for n in range(24 * BLOCK + 5)]
@@ -131,6 +132,43 @@ async def test_a_burst_behind_a_new_prefix_stays_together(
         for more in range(5):
             assert await ask(served, [*PROMPT, more]) == (name, CACHED)
         assert num_told(served, name) == 0
+
+
+@pytest.mark.parametrize("policy", ["kv", "load", "round-robin"])
+async def test_who_does_not_look_does_not_ask(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """A policy without caches has no worker tell of its blocks, and hashes nothing."""
+    asked: list[str] = []
+    watch = kv_watch.KVWatch.watch
+
+    def watched(self: kv_watch.KVWatch, frontend: Frontend) -> None:
+        asked.append(frontend.hello.frontend_id)
+        watch(self, frontend)
+
+    hashed: list[int] = []
+    blocks, extend = Chain.blocks, Chain.extend
+
+    def counted(self: Chain, block_size: int, packed: bytes) -> list[int]:
+        hashed.append(block_size)
+        return blocks(self, block_size, packed)
+
+    def extended(self: Chain, packed: bytes) -> None:
+        hashed.append(0)
+        extend(self, packed)
+
+    monkeypatch.setattr(kv_watch.KVWatch, "watch", watched)
+    monkeypatch.setattr(Chain, "blocks", counted)
+    monkeypatch.setattr(Chain, "extend", extended)
+    looks = policy == "kv"
+    async with three_workers(tiny_model, "--routing", policy) as (served, _):
+        name = ""
+        for _ in range(4):  # behind a Submit nothing is under way that was sent before
+            name, _ = await ask(served, PROMPT)
+        if looks:
+            await eventually(partial(knows, served, name), "it is told")
+        assert len(asked) == (3 if looks else 0)
+        assert bool(hashed) == bool(len(served.pool.index)) == looks
 
 
 async def test_salts_share_nothing(tiny_model: Path) -> None:

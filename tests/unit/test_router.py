@@ -235,6 +235,19 @@ def test_blocks_of_no_ids_are_not_asked_for(block_size: int) -> None:
     assert (peer.blocks is not None) == bool(block_size)
 
 
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("role", Role)
+def test_what_no_policy_asks_is_not_kept(policy: Policy, role: Role) -> None:
+    """By what a decode worker has, each decides where a prompt is computed; the rest only by the policy."""
+    for capabilities in ([], [KV_EVENTS]):
+        peer = Peer("tcp://w:1", KvIndex(), policy)
+        given: dict[str, Any] = {"capabilities": capabilities, "role": role}
+        peer.told_card(msgspec.structs.replace(CARD, block_size=16, **given))
+        matters = policy is Policy.KV or role is Role.DECODE
+        assert (peer.blocks is not None) == (matters and bool(capabilities))
+        assert (peer.prefixes is not None) == matters
+
+
 @BOTH_ROLES
 def test_it_goes_where_most_of_it_is_told_to_be(role: Role) -> None:
     """Though others are idle; and what is expected there is what was told."""
