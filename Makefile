@@ -12,6 +12,8 @@ EXTRA ?= $(if $(wildcard $(VENV)/.setup-gpu),gpu,cpu)
 # For `make run`; PREFILL=1 DECODE=1 when none of the three counts is set.
 ENGINE ?= vllm
 PORT ?= 8000
+# Where it listens; from the command line alone, since some shells export a HOST of theirs.
+RUN_HOST = $(if $(findstring command,$(origin HOST)),$(HOST))
 PREFILL ?=
 DECODE ?=
 AGGREGATED ?=
@@ -78,10 +80,14 @@ model:  ## Build the demo model into the user's cache and print its path.
 	@$(SETUP) model
 	@$(DEMO_MODEL)
 
-run:  ## Serve a model here: ENGINE PORT PREFILL DECODE AGGREGATED FRONTENDS PROCESSES MODEL ...
+run:  ## Serve a model here: ENGINE HOST PORT PREFILL DECODE AGGREGATED FRONTENDS PROCESSES MODEL ...
+	@case '$(RUN_HOST)' in ""|127.*|localhost|::1) ;; *) [[ -n $${TOKENWIRE_API_KEYS:-} ]] || { \
+		echo 'make run: HOST=$(RUN_HOST) lets other machines in: set TOKENWIRE_API_KEYS to a file of keys' \
+			'(tokenwire-keys api NAME), see docs/security.md' >&2; exit 2; } ;; esac
 	@$(SETUP) $(if $(filter vllm,$(ENGINE)),$(EXTRA)) $(if $(MODEL),,model)
 	@model='$(MODEL)'; [[ -n $$model ]] || model=$$($(DEMO_MODEL)); \
 	exec $(BIN)/tokenwire-up --engine '$(ENGINE)' --model "$$model" --port '$(PORT)' \
+		$(if $(RUN_HOST),--host '$(RUN_HOST)') \
 		$(if $(SERVED_MODEL_NAME),--served-model-name '$(SERVED_MODEL_NAME)') \
 		$(if $(PREFILL),--prefill '$(PREFILL)') \
 		$(if $(DECODE),--decode '$(DECODE)') \
