@@ -127,7 +127,7 @@ def _run(config: Config, share: Share | None, tracing: Tracing | None) -> None:
         _log.warning(OPEN_TO_ALL, config.host)
     executor = ThreadPoolExecutor(LONG_WORK_THREADS, "long-work")
     try:
-        model = load_model(config.model, executor)
+        model = load_model(config.model, executor, config.tokenizer_backend)
     except ModelError as error:
         sys.exit(f"tokenwire-frontend: {error}")
     parsers = None

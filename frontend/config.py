@@ -25,6 +25,7 @@ from .access_settings import AccessSettings, access_settings, add_access_options
 from .admin_settings import AdminSettings, add_admin_options, admin_settings
 from .cores import allowed_cores
 from .disaggregation import MAX_QUEUED_TOKENS, MIN_UNCACHED_TOKENS, RemotePrefill
+from .encoding import MISSING, TokenizerBackend, is_installed
 from .goodput import Objectives, add_goodput_options, objectives
 from .nvext import Placement
 from .observability import (
@@ -68,6 +69,7 @@ class Config(msgspec.Struct, frozen=True):
 
     model: str  # a folder, or a hub id
     served_model_name: str
+    tokenizer_backend: TokenizerBackend
     host: str
     port: int
     reuse_port: bool
@@ -121,6 +123,13 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         help="model folder or hub id, for tokenizer and template",
     )
     add("--served-model-name", help="name in requests and answers (default: --model)")
+    add(
+        "--tokenizer-backend",
+        choices=[one.value for one in TokenizerBackend],
+        default=TokenizerBackend.TOKENIZERS.value,
+        help="what encodes prompts; fastokens is quicker, and is used if it agrees with "
+        "tokenizers on texts of the model's vocabulary (default: %(default)s)",
+    )
     add(
         "--host",
         default="127.0.0.1",
@@ -249,6 +258,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
     return Config(
         model=given.model,
         served_model_name=given.served_model_name or given.model,
+        tokenizer_backend=_tokenizer_backend(parser, given.tokenizer_backend),
         host=given.host,
         port=given.port,
         reuse_port=given.reuse_port,
@@ -292,6 +302,13 @@ def parse_config(arguments: Sequence[str] | None = None) -> Config:
         refuse_while_paused=given.while_paused == "refuse",
         ui=given.ui,
     )
+
+
+def _tokenizer_backend(parser: SettingsParser, name: str) -> TokenizerBackend:
+    backend = TokenizerBackend(name)
+    if backend is TokenizerBackend.FASTOKENS and not is_installed():
+        parser.error(MISSING)
+    return backend
 
 
 def _add_workers(parser: SettingsParser) -> None:

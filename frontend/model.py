@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
+from .encoding import TokenizerBackend
 from .tokenizer import SamplingDefaults, SpecialTokens, TextModel, read_tokenizer
 
 __all__ = ["ModelError", "load_model"]
@@ -22,7 +23,11 @@ class ModelError(Exception):
     """A model folder cannot be used; one sentence for the operator."""
 
 
-def load_model(path: str, executor: Executor | None = None) -> TextModel:
+def load_model(
+    path: str,
+    executor: Executor | None = None,
+    backend: TokenizerBackend = TokenizerBackend.TOKENIZERS,
+) -> TextModel:
     """Return the text side of the model in folder *path*, or on the hub.
 
     Raises:
@@ -58,6 +63,7 @@ def load_model(path: str, executor: Executor | None = None) -> TextModel:
             end_ids=_end_ids(eos, config, generation),
             executor=executor,
             folder=folder,
+            backend=backend,
         )
     except ModelError:
         raise

@@ -1,4 +1,4 @@
-"""A model's text: encode, decode, template; the only door to the tokenizers library."""
+"""A model's text: encode, decode, template."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .detokenize import (
     PieceDetokenizer,
     StreamDetokenizer,
 )
+from .encoding import TokenizerBackend, encoder
 from .errors import bad_request
 from .pieces import byte_pieces, sentence_pieces
 from .segments import Segments, cuts
@@ -73,6 +74,7 @@ class TextModel:
         executor: Executor | None = None,
         tool_template: str | None = None,
         folder: Path = Path(),
+        backend: TokenizerBackend = TokenizerBackend.TOKENIZERS,
     ) -> None:
         """Take the parts of a model.
 
@@ -88,6 +90,7 @@ class TextModel:
         """Ids that end an answer."""
         self.threads = Threads(executor)
         self._tokenizer = tokenizer
+        self._encoded = encoder(tokenizer, backend)
 
         @lru_cache(MAX_TEMPLATES)
         def compiled(source: str) -> ChatTemplate:
@@ -128,7 +131,9 @@ class TextModel:
         sources = [one.source for one in (self._template, self._tool_template) if one]
         tokens = self._tokenizer.get_added_tokens_decoder().items()
         at = cuts(tokens, "".join(sources))
-        return Segments(self._encoded, at) if at else None
+        if not at:
+            return None
+        return Segments(lambda texts: self._encoded(texts, False), at)
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, shared: bool = False
@@ -157,15 +162,6 @@ class TextModel:
         except (TypeError, UnicodeEncodeError) as error:
             msg = "the text holds a lone surrogate, which is not valid Unicode"
             raise bad_request(msg) from error
-
-    def _encoded(
-        self, texts: list[str], add_special_tokens: bool = False
-    ) -> list[list[int]]:
-        # ``encode`` holds the GIL and makes offsets, which nobody asks for.
-        made = self._tokenizer.encode_batch_fast(
-            texts, add_special_tokens=add_special_tokens
-        )
-        return [one.ids for one in made]
 
     async def checked_ids(
         self, token_ids: Sequence[Any], field: str, *, empty: bool = False
