@@ -49,7 +49,7 @@ that still sends would else lose the answer."""
 
 
 # It has no setting for it, and to change it in each response would cost each of them.
-vars(web_response)["SERVER_SOFTWARE"] = SERVER
+web_response.__dict__["SERVER_SOFTWARE"] = SERVER
 
 
 def _nobody(reason: str) -> None:

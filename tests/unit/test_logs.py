@@ -156,6 +156,15 @@ def test_pairs_are_quoted_where_they_must() -> None:
     """A value cannot look like two."""
     fields = {"a": "b c=d", "e": 'q"', "f": "", "g": 1.5}
     assert pairs(fields) == 'a="b c=d" e="q\\"" f="" g=1.5'
+    others = {
+        "a": "é",
+        "b": "é =",
+        "c": ["x", "y"],
+        "d": ["x y"],
+        "e": None,
+        "f": "\x7f",
+    }
+    assert pairs(others) == 'a=é b="é =" c=x,y d="x y" e=None f="\\\\x7f"'
     assert escaped("é 中") == "é 中"
 
 
