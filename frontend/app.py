@@ -16,7 +16,7 @@ from aiohttp import web
 
 from tokenwire.protocol.files import UnusableFile
 from tokenwire.protocol.keys import INSECURE, stays_here
-from tokenwire.protocol.logs import exits_as_lines, log_as
+from tokenwire.protocol.logs import end_for_setting, exits_as_lines, log_as
 from tokenwire.protocol.process import num_files, raise_file_limit
 from tokenwire.protocol.tracing import Tracing, start_tracing
 from tokenwire.protocol.watchdog import watch_loop
@@ -32,7 +32,7 @@ from .keys import Keys
 from .ledger import Ledger
 from .listener import Runner
 from .metrics import Metrics
-from .model import ModelError, load_model
+from .model import ModelError, NoModelYet, load_model
 from .parsers import ParserError, Parsers, load_parsers
 from .pool import Pool
 from .processes import run_processes
@@ -120,7 +120,9 @@ def _run(config: Config, share: Share | None, tracing: Tracing | None) -> None:
     try:
         keys = Keys.read(config)
     except UnusableFile as error:
-        sys.exit(f"tokenwire-frontend: {error}")
+        end_for_setting(
+            _log, f"tokenwire-frontend: {error}; mend the file, or the option"
+        )
     if config.keys.insecure_plaintext:
         _log.warning(INSECURE)
     if keys.api is None and not stays_here(f"tcp://{config.host}:0"):
@@ -128,15 +130,16 @@ def _run(config: Config, share: Share | None, tracing: Tracing | None) -> None:
     executor = ThreadPoolExecutor(LONG_WORK_THREADS, "long-work")
     try:
         model = load_model(config.model, executor, config.tokenizer_backend)
-    except ModelError as error:
+    except NoModelYet as error:
         sys.exit(f"tokenwire-frontend: {error}")
+    except ModelError as error:
+        end_for_setting(_log, f"tokenwire-frontend: {error}")
     parsers = None
     if config.parsers:
         try:
             parsers = load_parsers(config.parsers, model.folder)
         except ParserError as error:
-            sys.stderr.write(f"tokenwire-frontend: {error}\n")
-            sys.exit(2)  # a bad setting, as from the option parser
+            end_for_setting(_log, f"tokenwire-frontend: {error}")
     try:
         uvloop.run(serve(config, model, keys, parsers, share, tracing))
     except OSError as error:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from dataclasses import dataclass
+
+from tokenwire.protocol.files import UnusableFile
 
 from .admin_key import AdminKey
 from .api_keys import ApiKeys
@@ -33,17 +37,30 @@ class Keys:
             UnusableFile: One of them cannot be used.
         """
         access = config.access
-        tls = None if access.tls is None else Tls(access.tls)
+        with _of("--curve-secret-key or --curve-worker-keys"):
+            keyring = Keyring.read(config.keys)
+        with _of("--admin-key-file"):
+            admin = AdminKey.read(config.admin.key_file)
+        with _of("--resume-key-file"):
+            resume = ResumeKeys(config.resume.key_file)
+        with _of("--api-keys"):
+            api = None if access.api_keys is None else ApiKeys(access.api_keys)
+        with _of("--tls-cert, --tls-key or --tls-client-ca"):
+            tls = None if access.tls is None else Tls(access.tls)
+        admin_tls = tls  # the same, so that what is said of its files is said once
         if access.tls is not None:
             warn_of_readers(access.tls)
-        admin_tls = tls  # the same, so that what is said of its files is said once
-        if access.admin_tls is not None and access.admin_tls != access.tls:
-            admin_tls = Tls(access.admin_tls)
-        return cls(
-            keyring=Keyring.read(config.keys),
-            admin=AdminKey.read(config.admin.key_file),
-            resume=ResumeKeys(config.resume.key_file),
-            api=None if access.api_keys is None else ApiKeys(access.api_keys),
-            tls=tls,
-            admin_tls=admin_tls,
-        )
+        with _of("--admin-tls-client-ca"):
+            if access.admin_tls is not None and access.admin_tls != access.tls:
+                admin_tls = Tls(access.admin_tls)
+        return cls(keyring, admin, resume, api, tls, admin_tls)
+
+
+@contextlib.contextmanager
+def _of(options: str) -> Generator[None]:
+    """Name the *options* of a file that cannot be used."""
+    try:
+        yield
+    except UnusableFile as error:
+        msg = f"{options}: {error}"
+        raise UnusableFile(msg) from error

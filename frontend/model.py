@@ -13,7 +13,7 @@ import msgspec
 from .encoding import TokenizerBackend
 from .tokenizer import SamplingDefaults, SpecialTokens, TextModel, read_tokenizer
 
-__all__ = ["ModelError", "load_model"]
+__all__ = ["ModelError", "NoModelYet", "load_model"]
 
 OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")
 """Files of other libraries, from which ``tokenizer.json`` can be made."""
@@ -21,6 +21,10 @@ OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.j
 
 class ModelError(Exception):
     """A model folder cannot be used; one sentence for the operator."""
+
+
+class NoModelYet(ModelError):
+    """A model could not be had from the hub, which may be another time."""
 
 
 def load_model(
@@ -32,6 +36,7 @@ def load_model(
 
     Raises:
         ModelError: The folder lacks a file, or one cannot be read.
+        NoModelYet: There is no such folder, and the hub does not give it.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -112,7 +117,7 @@ def _download(name: str) -> Path:
         msg = (
             f"model {name} is neither a folder nor a hub model that can be had: {error}"
         )
-        raise ModelError(msg) from error
+        raise NoModelYet(msg) from error
 
 
 def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from argparse import Namespace
 from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from .log_lines import JsonLines, TextLines
 from .log_rate import RateLimit
+from .restart import BAD_SETTINGS
 from .settings import SettingsParser
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "LogSettings",
     "about",
     "add_log_options",
+    "end_for_setting",
     "exits_as_lines",
     "is_json",
     "log_as",
@@ -118,6 +120,21 @@ def exits_as_lines(logger: logging.Logger) -> Generator[None]:
             raise
         logger.critical("%s", error.code)
         raise SystemExit(1) from None
+
+
+def end_for_setting(logger: logging.Logger, sentence: str) -> NoReturn:
+    """End the process for what is wrong with its settings, or with a file that they name.
+
+    By the exit code of the option parser, so that nobody starts it again for nothing.
+
+    Raises:
+        SystemExit: ``BAD_SETTINGS``, behind the sentence.
+    """
+    if is_json():
+        logger.critical("%s", sentence)
+    else:
+        sys.stderr.write(f"{sentence}\n")
+    sys.exit(BAD_SETTINGS)
 
 
 def _about_its_task(record: logging.LogRecord) -> bool:

@@ -26,6 +26,7 @@ from tokenwire.protocol.files import UnusableFile
 from tokenwire.protocol.keys import INSECURE
 from tokenwire.protocol.logs import about, is_json, log_as
 from tokenwire.protocol.process import raise_file_limit
+from tokenwire.protocol.restart import BAD_SETTINGS
 from tokenwire.protocol.tracing import Tracing, start_tracing
 from tokenwire.protocol.watchdog import watch_loop
 from tokenwire.worker.captures import Captures
@@ -116,18 +117,21 @@ class Worker:
 
     async def run(self) -> int:
         """Live, and return the exit code."""
-        failed = False
+        code = 0
         try:
             service = await self._startup_unless_stopped()
             if service is not None:
                 await self._main_loop(service)
-                failed = service.dead_reason is not None
-        except (EngineStartError, UnusableFile, LinkError, OSError) as error:
+                code = int(service.dead_reason is not None)
+        except UnusableFile as error:  # of keys, at the start
             self._say(f"failed: {error}")
-            failed = True
+            code = BAD_SETTINGS
+        except (EngineStartError, LinkError, OSError) as error:
+            self._say(f"failed: {error}")
+            code = 1
         finally:
             await self._shutdown()
-        return int(failed)
+        return code
 
     # -- startup --------------------------------------------------------------------
 

@@ -230,23 +230,30 @@ async def test_no_process_outlives_its_parent(tiny_model: Path) -> None:
         await eventually(lambda: not any(map(alive, pids)), "processes are gone")
 
 
-@pytest.mark.parametrize("fault", ["option", "model", "port"])
+@pytest.mark.parametrize("fault", ["option", "model", "keys", "port"])
 async def test_what_cannot_start_is_said_once(tiny_model: Path, fault: str) -> None:
-    """The parent ends with one line, whatever is wrong with all processes."""
+    """The parent ends with one line, whatever is wrong with all processes.
+
+    What another start does not mend has the code that says so to who would try.
+    """
     taken = socket.socket()
     taken.bind(("127.0.0.1", 0))
     taken.listen()
     port = taken.getsockname()[1] if fault == "port" else 0
     model = "/nowhere" if fault == "model" else str(tiny_model)
-    more = ["--worker-wait-s", "never"] if fault == "option" else []
+    more = {
+        "option": ["--worker-wait-s", "never"],
+        "keys": ["--api-keys", "/nowhere"],
+    }.get(fault, [])
     parent = await started(
         *("--model", model, "--port", str(port), "--worker", "tcp://127.0.0.1:1"),
         *more,
     )
-    assert await parent.exit_code() == (2 if fault == "option" else 1)
+    assert await parent.exit_code() == (1 if fault == "port" else 2)
     said = {
         "option": "'never' is not a number of seconds",
         "model": "/nowhere",
+        "keys": "--api-keys: cannot read the API key file /nowhere: No such file",
         "port": f"cannot listen on 127.0.0.1:{port}",
     }[fault]
     lines = [line for line in parent.lines if said in line]

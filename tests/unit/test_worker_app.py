@@ -202,6 +202,9 @@ async def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
         assert not running.announce.exists()
 
 
+NO_KEYS = ("--curve-secret-key", "/nowhere", "--curve-allowed-keys", "/nowhere")
+
+
 @pytest.mark.parametrize(
     ("options", "engine_args", "code", "text"),
     [
@@ -210,6 +213,7 @@ async def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
         (("--listen", "tcp://127.0.0.1:1"), (), 1, "failed: cannot listen on"),
         ((), ("--step-ms", "x"), 2, "tokenwire-worker --engine sim --: argument"),
         (("--metrics-port", "x"), (), 2, "tokenwire-worker: argument --metrics-port"),
+        (NO_KEYS, (), 2, "failed: cannot read the key file /nowhere: No such file"),
     ],
 )
 async def test_what_cannot_start_says_why(
