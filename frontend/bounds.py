@@ -9,6 +9,7 @@ from .errors import bad_request
 __all__ = [
     "BOUNDS",
     "INT_BOUND",
+    "MAX_BAD_WORDS_BYTES",
     "MAX_CHOICES",
     "MAX_GRAMMAR_BYTES",
     "MAX_LOGPROBS",
@@ -34,6 +35,10 @@ all ids so far, so that more of them would cost more than the tokens do."""
 MAX_SCHEMA_DEPTH = 128
 """Levels of a JSON schema's text, two for each of its own. xgrammar (0.2.8) takes them to
 the third power: 0.06 s here, 16 s for 800, in which a worker hears nothing and is lost."""
+
+MAX_BAD_WORDS_BYTES = 8 * 1024
+"""Of all ``bad_words``: vLLM takes 128 of them, and tokenizes each twice where its worker
+hears nothing meanwhile: 0.1 s here, a minute for 8 MiB, in which that is lost."""
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Of a schema, regex, grammar or list of choices, and of all tools' parameters. An engine

@@ -11,6 +11,7 @@ import msgspec
 from tokenwire.protocol.messages import Sampling, StructuredOutput
 
 from .bounds import (
+    MAX_BAD_WORDS_BYTES,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     check_depth,
@@ -144,11 +145,19 @@ def _number(field: str, given: N | None, default: N | None, otherwise: N) -> N:
 
 
 def _ids(field: str, token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    _check_number(field, len(token_ids), vocab_size)
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             msg = f"{field}: token id {token_id} is out of vocabulary (0..{vocab_size - 1})"
             raise bad_request(msg, field)
     return list(token_ids)
+
+
+def _check_number(field: str, number: int, vocab_size: int) -> None:
+    """Refuse more ids than there are: an engine looks through all for every token."""
+    if number > vocab_size:
+        msg = f"{field} has {number} entries, the limit is {vocab_size}"
+        raise bad_request(msg, field)
 
 
 def _allowed(token_ids: list[int], vocab_size: int) -> list[int]:
@@ -163,6 +172,7 @@ def _logit_bias(
 ) -> dict[int, float] | None:
     if not bias:
         return None
+    _check_number("logit_bias", len(bias), vocab_size)
     result: dict[int, float] = {}
     for key, value in bias.items():
         if len(key) > _ID_DIGITS or not key.isascii() or not key.isdecimal():
@@ -176,6 +186,10 @@ def _logit_bias(
 def _bad_words(words: list[str]) -> list[str]:
     if any(not word for word in words):
         msg = "bad_words must not contain an empty string"
+        raise bad_request(msg, "bad_words")
+    num_bytes = sum(len(word.encode(errors="replace")) for word in words)
+    if num_bytes > MAX_BAD_WORDS_BYTES:
+        msg = f"bad_words has {num_bytes} bytes, the limit is {MAX_BAD_WORDS_BYTES}"
         raise bad_request(msg, "bad_words")
     return words
 

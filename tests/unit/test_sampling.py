@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from support.tiny_model import tiny_tokenizer
+from tokenwire.frontend.bounds import MAX_BAD_WORDS_BYTES
 from tokenwire.frontend.errors import ApiError
 from tokenwire.frontend.sampling import make_sampling, stop_strings
 from tokenwire.frontend.schema import CompletionRequest
@@ -59,6 +60,15 @@ def test_the_models_defaults_fill_what_is_not_given() -> None:
     made = sampling(defaults, top_k=5)
 
     assert (made.temperature, made.top_p, made.top_k) == (0.6, 0.9, 5)
+
+
+def test_as_many_ids_as_there_are_and_no_more_words_than_may_be() -> None:
+    """The bounds themselves are within."""
+    every = list(range(264))
+    word = "a" * MAX_BAD_WORDS_BYTES
+    made = sampling(stop_token_ids=every, allowed_token_ids=every, bad_words=[word])
+    assert made.stop_token_ids == made.allowed_token_ids == every
+    assert made.bad_words == [word]
 
 
 def test_top_k_minus_one_means_all() -> None:
@@ -114,6 +124,10 @@ def test_exactly_full_is_allowed() -> None:
         ("allowed_token_ids", []),
         ("allowed_token_ids", [-1]),
         ("bad_words", [""]),
+        ("bad_words", ["a", "ä" * (MAX_BAD_WORDS_BYTES // 2)]),
+        ("stop_token_ids", [5] * 265),
+        ("allowed_token_ids", [5] * 265),
+        ("logit_bias", {**{str(n): 1 for n in range(264)}, "05": 1}),
     ],
 )
 def test_out_of_range_names_the_field(field: str, value: object) -> None:
