@@ -76,8 +76,8 @@ class Core:
         self, running: bool = False, external: bool = False
     ) -> bool:
         """Fail where vLLM fails: requests wait for KV from elsewhere."""
-        assert not external
-        await self._take(f"reset {running}", is_paused=self.is_paused)
+        call = f"reset {running}{' external' * external}"
+        await self._take(call, is_paused=self.is_paused)
         if running:
             msg = "Failed to reset KV cache"
             raise RuntimeError(msg)
@@ -219,6 +219,18 @@ async def test_a_pause_that_clears_the_cache_clears_that_of_running_requests() -
     one = operator(core)
     assert not (await do(one, Pause("keep"))).error
     assert core.calls == ["pause keep", "reset True"]
+    assert one.salt_of(EngineRequest("r", [1], Sampling(max_tokens=1))) == "1:0:"
+
+
+async def test_a_reset_under_hand_overs_is_done_all_the_same() -> None:
+    """What they hold is not found again, and the connector's own is forgotten, too."""
+    core = Core()
+    one = operator(core)
+    action = ResetPrefixCache(reset_running_requests=True, reset_external=True)
+    outcome = await do(one, action)
+    assert not outcome.error
+    assert outcome.result == {"success": True}
+    assert core.calls == ["reset True external", "reset False external"]
     assert one.salt_of(EngineRequest("r", [1], Sampling(max_tokens=1))) == "1:0:"
 
 
