@@ -195,14 +195,16 @@ async def test_a_resume_that_the_core_gets_first_is_sent_again() -> None:
 @pytest.mark.parametrize("is_cpu", [True, False])
 def test_where_there_is_no_sleep_mode_none_is_tried(is_cpu: bool) -> None:
     """It is said before anything is ended for it; level 0 is a pause, and may be."""
-    one = operator(Core())
-    one._vllm = SimpleNamespace(is_cpu=is_cpu)  # type: ignore[assignment]  # a stand-in
-    one._config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=False))
+    vllm: Any = SimpleNamespace(is_cpu=is_cpu)
+    model = SimpleNamespace(enable_sleep_mode=False)
+    parallel = SimpleNamespace(nnodes=1, distributed_executor_backend="mp")
+    config = SimpleNamespace(model_config=model, parallel_config=parallel)
+    one = Operator(vllm, Core(), config, Copies(), None)
     text = "on a CPU" if is_cpu else "--enable-sleep-mode"
     assert text in one.unable(Sleep(1))
     assert one.unable(Sleep(0)) == ""
     assert one.unable(Pause()) == ""
-    one._config.model_config.enable_sleep_mode = True
+    model.enable_sleep_mode = True
     assert bool(one.unable(Sleep(2))) == is_cpu
 
 
