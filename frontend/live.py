@@ -88,6 +88,7 @@ class Live:
         self._watching = Counter[str | None]()  # by the name of their API key
         self._closing = asyncio.Event()
         self._moment: tuple[float, bytes] = (float("-inf"), b"")
+        self._looking = asyncio.Lock()  # by one at a time, for all who wait
         self._looked_at = 0.0
         self._took_s = 0.0  # the last look, without what the others took
         self._forgetting: asyncio.TimerHandle | None = None
@@ -153,19 +154,20 @@ class Live:
 
     async def _now(self) -> bytes:
         """Return this moment, or the last one if that has just been made."""
-        made_at, body = self._moment
-        if time.monotonic() - made_at < TICK_S / 2:
+        async with self._looking:
+            made_at, body = self._moment
+            if time.monotonic() - made_at < TICK_S / 2:
+                return body
+            others = await self._others()
+            begun_at = time.monotonic()
+            processes = [*others, self._own()]
+            moment = snapshot_of(
+                self._about, processes, list(self._pool.links), round(time.time(), 3)
+            )
+            body = msgspec.json.encode(moment)
+            made_at = time.monotonic()
+            self._moment, self._took_s = (made_at, body), made_at - begun_at
             return body
-        others = await self._others()
-        begun_at = time.monotonic()
-        processes = [*others, self._own()]
-        moment = snapshot_of(
-            self._about, processes, list(self._pool.links), round(time.time(), 3)
-        )
-        body = msgspec.json.encode(moment)
-        made_at = time.monotonic()
-        self._moment, self._took_s = (made_at, body), made_at - begun_at
-        return body
 
     async def _others(self) -> list[Process]:
         """Return what the other processes have told.

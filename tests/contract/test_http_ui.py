@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -20,6 +20,7 @@ import pytest_asyncio
 from support.stack import Stack, eventually, stack
 from tokenwire.frontend import live
 from tokenwire.frontend.live_files import FOLDER, PAGE_PATHS, POLICY, page_files
+from tokenwire.frontend.share import Share
 from tokenwire.protocol.messages import Role
 
 PAIR = (Role.PREFILL, Role.DECODE)
@@ -308,6 +309,41 @@ async def test_watchers_are_bounded_and_leave_nothing(
             assert refused.error["code"] == "too_many_watchers"
             assert "Retry-After" in refused.headers
         await eventually(lambda: not served.live.num_watchers, "it has left")
+
+
+class Others:
+    """The other processes of a frontend, which answer when they are told to."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.may_answer = asyncio.Event()
+
+    async def page(self, kind: str) -> bytes:
+        """Return what they have."""
+        assert kind == "live"
+        self.num_asked += 1
+        await self.may_answer.wait()
+        return b"[]"
+
+
+async def test_one_look_is_for_all_who_wait_for_it(
+    served: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while other processes are asked; who leaves has the next one look."""
+    monkeypatch.setattr(live, "TICK_S", 60.0)
+    others = Others()
+    served.live._share = cast("Share", others)  # pyright: ignore[reportPrivateUsage]
+    looks = [
+        asyncio.create_task(served.live._now())  # pyright: ignore[reportPrivateUsage]
+        for _ in range(5)
+    ]
+    await eventually(lambda: others.num_asked > 0)
+    looks[0].cancel()
+    await eventually(looks[0].done)
+    others.may_answer.set()
+
+    assert len(set(await asyncio.gather(*looks[1:]))) == 1
+    assert others.num_asked == 2
 
 
 async def test_a_watcher_does_not_hold_up_the_end(tiny_model: Path) -> None:
