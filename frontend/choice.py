@@ -84,6 +84,9 @@ class Choice:
 
     It begins held, and is held again while its client reads too slowly: tokens then
     pile up here, bounded by the request's ``max_tokens``, and come out by ``release``.
+
+    Args:
+        arrived_at: When its request came, by *clock*; None: now.
     """
 
     __slots__ = (
@@ -122,12 +125,15 @@ class Choice:
         on_end: Callable[[End], None],
         broke: Callable[[Exception], None],
         resumable: bool = False,
+        arrived_at: float | None = None,
     ) -> None:
         self.index = index
         self.generation = Generation(job, self, pool, metrics, index)
         self.deliver_plain: Callable[[Choice, str, list[int]], None] | None = None
         """A short way for text and ids alone; not for choices with stop strings."""
         self._pace = Pace(metrics, clock)
+        if arrived_at is not None:
+            self._pace.started_at = arrived_at
         self._way: PlainWay | None = None
         """The shortest, which is its pace then: past the choice, for one id at a time."""
         self._fold = fold

@@ -258,7 +258,7 @@ class Server:
                 trail.ends.append(end)
                 intake.ended(ticket, well=end.error is None)
 
-            session = Session(call, self._pool, self._metrics, on_end)
+            session = Session(call, self._pool, self._metrics, on_end, visit.began_at)
             visit.runs(session, ticket)
             if call.client_request_id is not None:
                 headers.setdefault(REQUEST_ID, call.client_request_id)

@@ -47,6 +47,7 @@ class Session:
         pool: The workers.
         metrics: Where it counts.
         on_end: Told when a choice has ended, which may be before its client reads it.
+        arrived_at: When its request came, by ``time.monotonic``; None: now.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Session:
         pool: Pool,
         metrics: Metrics,
         on_end: Callable[[End], None] = _nobody,
+        arrived_at: float | None = None,
     ) -> None:
         self._call = call
         self._trail = CURRENT.get()
@@ -83,6 +85,7 @@ class Session:
                 on_end=on_end,
                 broke=self._broke,
                 resumable=call.resumable is not None,
+                arrived_at=arrived_at,
             )
             for index, (job, fold) in enumerate(call.jobs)
         ]

@@ -11,8 +11,9 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.stack import SimWorker, Stack, frontend, stack
-from tokenwire.frontend import engine_metrics
+from tokenwire.frontend import engine_metrics, intake
 from tokenwire.frontend.engine_metrics import WAIT_S
+from tokenwire.frontend.visit import Visit
 from tokenwire.protocol.messages import ORPHANED_KV, Role
 from tokenwire.worker.exposition import Exposition
 
@@ -52,6 +53,24 @@ async def own(served: Stack, name: str) -> float:
     text = (await served.get("/metrics")).text
     [line] = [one for one in text.splitlines() if one.startswith(name + " ")]
     return float(line.split()[1])
+
+
+@pytest.mark.parametrize("name", ["time_to_first_token", "e2e_request_latency"])
+async def test_a_request_s_time_counts_from_its_arrival(
+    pair: Stack, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reading its body and its tokenizing take is in it, as in the access log."""
+
+    class Slow(Visit):
+        def __init__(self, path: str) -> None:
+            super().__init__(path)
+            self.began_at -= 1_000.0
+
+    monkeypatch.setattr(intake, "Visit", Slow)
+    await pair.complete(prompt="a", max_tokens=2)
+
+    assert await own(pair, f"tokenwire_{name}_seconds_count") == 1
+    assert await own(pair, f"tokenwire_{name}_seconds_sum") > 1_000
 
 
 def exposition_of(worker: SimWorker, make: Callable[[], str]) -> None:
