@@ -255,6 +255,15 @@ class _Connection(RequestHandler):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer, and have no body kept of it until the next request comes."""
+        sent, has_left = await super().finish_response(request, resp, start_time)
+        if isinstance(sent, web.Response):
+            sent.body = None
+        return sent, has_left
+
     # --- errors ------------------------------------------------------------------------
 
     def log_exception(self, *args: object, **kwargs: object) -> None:

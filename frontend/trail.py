@@ -132,6 +132,15 @@ class Trail:
             self.spans.ended(status, self.error, self.ends, self.num_tokens)
         return status
 
+    def forget(self) -> None:
+        """Let go of what was asked and how it ended, now that all is told.
+
+        Its connection has the request, and with it this, until another one comes.
+        """
+        self.job = None
+        self.ends.clear()
+        self.num_bytes = _nothing  # it may have the body
+
     @property
     def first_token_s(self) -> float | None:
         """From its coming to the first token of any sequence, in s; None: there was none."""

@@ -60,6 +60,7 @@ class Trails:
             if self._settings.access_log:
                 client = client_name(request, key_name_of(request))
                 log_access(trail, request, route_of(request), status, client)
+            trail.forget()
             ABOUT.reset(about)
             CURRENT.reset(current)
 

@@ -20,7 +20,7 @@ from support.stack import Reply, SimWorker, eventually, stack
 from support.tiny_model import EOS
 from tokenwire.frontend.choice import Choice
 from tokenwire.frontend.generation import Generation
-from tokenwire.frontend.job import Job
+from tokenwire.frontend.job import End, Job
 from tokenwire.frontend.session import Session
 from tokenwire.frontend.trail import Trail
 from tokenwire.protocol.messages import Leg, Role
@@ -316,6 +316,24 @@ async def test_a_request_leaves_no_cycle_behind(
         finally:
             gc.enable()
         assert not any(found.values()), found
+
+
+@pytest.mark.pitfall(29)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_idle_connection_keeps_nothing_of_its_last_request(
+    tiny_model: Path, stream: bool
+) -> None:
+    """A prompt of 100,000 ids goes with its request, and a long answer when it is sent."""
+    async with stack(tiny_model) as running:
+        await running.complete(prompt="a", max_tokens=2, stream=stream)
+        await running.idle()
+        await eventually(lambda: not running.intake.visits)
+        gc.collect()
+        known = gc.get_objects()
+        assert [one for one in known if isinstance(one, Session | Job | End)] == []
+        assert [
+            one for one in known if isinstance(one, web.Response) and one.body
+        ] == []
 
 
 @pytest.mark.pitfall(32)
