@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +67,7 @@ NOWHERE = ["--worker=tcp://moon:5555"]
         ("sim-decode", {"volumes": ["moon:/m"]}, "no volume moon"),
         ("sim-decode", {"volumes": ["./moon:/m:ro"]}, "does not exist"),
         ("sim-decode", {"volumes": ["./helm:/m"]}, "./helm can be written"),
-        ("sim-decode", {"volumes": ["keys:/m:z"]}, "z is no mode"),
+        ("sim-decode", {"volumes": ["captures:/m:z"]}, "z is no mode"),
         ("sim-decode", {"build": {"target": "moon"}}, "no stage moon"),
         ("sim-frontend", {"command": NOWHERE}, "names no service"),
         ("sim-frontend", {"profiles": ["sim", "cpu"]}, "publish one port"),
@@ -145,6 +148,55 @@ def test_every_command_is_taken(profile: str, monkeypatch: pytest.MonkeyPatch) -
         assert _own_variables(service.environment) <= known, service.name
         for name in service.environment:
             monkeypatch.delenv(name)
+
+
+def test_nobody_mounts_the_secret_of_another_role() -> None:
+    """A frontend that is broken into cannot pass for a worker; only who makes them has both."""
+    own = {"frontend": "frontend-keys", "worker": "worker-keys"}
+    for service in load({}).services.values():
+        mounted = {source for source, _, _ in service.volumes if "keys" in source}
+        if service.name == "keys":
+            assert mounted == set(own.values())
+        elif service.target in own:
+            assert mounted == {own[service.target]}, service.name
+            [place] = [
+                target for source, target, _ in service.volumes if source in mounted
+            ]
+            keys = {k: v for k, v in service.environment.items() if "_CURVE_" in k}
+            assert len(keys) == 2
+            assert all(Path(v).parent == Path(place) for v in keys.values())
+        else:
+            assert not mounted, service.name
+
+
+def test_keys_are_made_once_each_in_its_own_folder(tmp_path: Path) -> None:
+    """Also where the first run was cut off."""
+    [command] = load({}).services["keys"].command
+    command = command.replace("/keys/", f"{tmp_path}/")
+    path = f"{Path(sys.executable).parent}:{os.defpath}"
+
+    def made() -> dict[str, bytes]:
+        subprocess.run(["/bin/sh", "-c", command], env={"PATH": path}, check=True)
+        return {
+            str(one.relative_to(tmp_path)): one.read_bytes()
+            for one in tmp_path.rglob("*.*")
+        }
+
+    for role in ("frontend", "worker"):
+        (tmp_path / role).mkdir()
+    first = made()
+    assert set(first) == {
+        *("frontend/frontend.secret", "frontend/frontend.public"),
+        *("worker/worker.secret", "worker/worker.public"),
+        *("frontend/worker.public", "worker/frontend.public"),
+    }
+    for one, same in (("frontend", "worker"), ("worker", "frontend")):
+        assert first[f"{same}/{one}.public"] == first[f"{one}/{one}.public"]
+    assert made() == first
+    (tmp_path / "worker/frontend.public").unlink()
+    again = made()
+    assert again["frontend/frontend.secret"] != first["frontend/frontend.secret"]
+    assert again["worker/frontend.public"] == again["frontend/frontend.public"]
 
 
 def _own_variables(environment: dict[str, str]) -> set[str]:
