@@ -140,6 +140,17 @@ def admitted_ports(policies: Sequence[Json]) -> set[Any]:
     return admitted
 
 
+def metrics_are_not_for_everybody(manifests: Sequence[Json]) -> Iterator[str]:
+    """They tell names of models, adapters and keys: no rule lets all namespaces in."""
+    for policy in of_kind(manifests, "NetworkPolicy"):
+        for rule in policy["spec"].get("ingress", []):
+            if not any(port["port"] == "metrics" for port in rule.get("ports", [])):
+                continue
+            peers: list[Json] = rule.get("from") or [{"namespaceSelector": {}}]
+            if any(peer.get("namespaceSelector") == {} for peer in peers):
+                yield f"{policy['metadata']['name']}: everybody may read its metrics"
+
+
 def links_get_through(manifests: Sequence[Json]) -> Iterator[str]:
     """What each side may send is what the other lets in: links, hand-overs, clients."""
     policies = of_kind(manifests, "NetworkPolicy")
@@ -252,6 +263,7 @@ WIRING_POLICIES = (
     scaling_has_the_last_word,
     drains_are_not_blocked,
     the_network_is_covered,
+    metrics_are_not_for_everybody,
     links_get_through,
     references_are_there,
     names_fit,

@@ -145,7 +145,7 @@ _TEXT = """
     policyTypes: [Ingress, Egress]
     ingress:
       - {ports: [{port: link}], from: [{podSelector: {matchLabels: {app.kubernetes.io/component: frontend}}}]}
-      - {ports: [{port: metrics}], from: [{namespaceSelector: {}}]}
+      - {ports: [{port: metrics}], from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}
       - {from: [{podSelector: {matchLabels: {tokenwire.dev/part: worker}}}]}
     egress: [{to: [{podSelector: {matchLabels: {tokenwire.dev/part: worker}}}]}]
 - apiVersion: gateway.networking.k8s.io/v1

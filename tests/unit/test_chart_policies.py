@@ -165,6 +165,8 @@ SLIPS: list[tuple[str, Change]] = [
     ("drains_are_not_blocked", put(BUDGET, "selector/matchLabels", {"tokenwire.dev/model": "m"})),
     ("the_network_is_covered", put(FRONT_POLICY, "podSelector/matchLabels/x", "y")),
     ("the_network_is_covered", put(FRONT_POLICY, "ingress/0/ports/0/port", 9000)),
+    ("metrics_are_not_for_everybody", put(WORK_POLICY, "ingress/1/from", None)),
+    ("metrics_are_not_for_everybody", put(WORK_POLICY, "ingress/1/from/0/namespaceSelector", {})),
     ("links_get_through", put(FRONT_POLICY, "egress/0/ports/0/port", 5556)),
     ("links_get_through", put(WORK_POLICY, "ingress/0/from/0/podSelector/matchLabels/x", "y")),
     ("links_get_through", put(WORK_POLICY, "ingress/2", None)),
