@@ -4,7 +4,7 @@ A test of tests/support/alerts.yaml is about one alert: its series, and what fir
 on that rule alone, without the texts but the summary, which is compared as somebody would read it.
 
 Then each rule is broken in every way that `mutants` knows (a threshold moved by a bit, a matcher
-that takes everything, no `for`, no `and`), one at a time, and its test must fail: so each alert
+that takes everything, no `for`, no `and`, half of an `or`), one at a time, and its test must fail: so each alert
 has a series just above its threshold that fires, and one just below that does not.
 """
 
@@ -75,6 +75,16 @@ def mutants(rule: Rule) -> Iterator[Mutant]:
         left = text[: found.start()]
         if left.count("(") == left.count(")"):
             yield Mutant(f"without{text[found.start() :]}", rule | {"expr": left})
+
+    for found in re.finditer(r" unless on \(", text):
+        for word in ("and", "or"):
+            whole = f"{text[: found.start()]} {word} on ({text[found.end() :]}"
+            yield Mutant(f"with `{word}` for `unless`", rule | {"expr": whole})
+    for found in re.finditer(r" or (?!on \()", text):
+        left, right = text[: found.start()], text[found.end() :]
+        if left.count("(") == left.count(")"):
+            yield Mutant(f"without {left}", rule | {"expr": right})
+            yield Mutant(f"without {right}", rule | {"expr": left})
 
 
 def _moved(sign: str, number: float) -> Iterator[str]:

@@ -41,6 +41,16 @@ def test_matchers_and_conditions_are_taken_away() -> None:
     ]
 
 
+def test_exceptions_and_alternatives_are_taken_away() -> None:
+    """What is left out is not, or is all there is; and each side of an ``or`` stands alone."""
+    assert expressions("absent(a) unless on () b or (c or d)") == [
+        "absent(a) and on () b or (c or d)",
+        "absent(a) or on () b or (c or d)",
+        "(c or d)",
+        "absent(a) unless on () b",
+    ]
+
+
 def test_a_rule_does_not_wait() -> None:
     """And nothing else of it is changed."""
     rule = {"alert": "A", "expr": "absent(a)", "for": "2m", "labels": {"b": "c"}}
