@@ -28,6 +28,13 @@ below it again, so an endless nest of objects must not be followed."""
 MAX_BLAME_BYTES = 1024 * 1024
 """Bodies up to this size are read again to name the field that is broken: 10 ms."""
 
+MAX_CONTAINERS = 512 * 1024
+"""Arrays and objects in a body: a conversation of 256,000 messages. An empty object in it
+has two bytes, and 64 and more as Python's: 60 MiB of them took 2.7 GB."""
+
+MAX_QUOTES = 4 * 1024 * 1024
+"""Two for each text and each name: short ones take twenty times their bytes."""
+
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _NO_OBJECT = "the body must be a JSON object"
 _ENTRIES = dict[str, msgspec.Raw]
@@ -40,6 +47,7 @@ def decode_object(data: bytes) -> dict[str, object]:
     Raises:
         ApiError: 400: not JSON, or no object; names the field where one is wrong.
     """
+    _check_marks(data)
     try:
         if len(data) <= STEP_BYTES:
             body = msgspec.json.decode(data)
@@ -51,6 +59,27 @@ def decode_object(data: bytes) -> dict[str, object]:
     if not isinstance(body, dict):
         raise bad_request(_NO_OBJECT)
     return cast("dict[str, object]", body)
+
+
+def _check_marks(data: bytes) -> None:
+    """Refuse what would be far too many objects; marks inside texts count, too.
+
+    Raises:
+        ApiError: 400.
+    """
+    if len(data) <= 2 * MAX_CONTAINERS:
+        return
+    num_open = num_quotes = 0
+    for start in range(0, len(data), STEP_BYTES):
+        end = start + STEP_BYTES
+        num_open += data.count(b"{", start, end) + data.count(b"[", start, end)
+        num_quotes += data.count(b'"', start, end)
+    if num_open > MAX_CONTAINERS:
+        msg = f"the body opens more than {MAX_CONTAINERS} arrays and objects"
+        raise bad_request(msg)
+    if num_quotes > MAX_QUOTES:
+        msg = f"the body has more than {MAX_QUOTES} quotation marks"
+        raise bad_request(msg)
 
 
 def _entries(data: bytes) -> dict[str, msgspec.Raw]:

@@ -18,6 +18,7 @@ from .fold import Fold
 from .frame import Frame, Shape
 from .job import Job, Reasoning
 from .kept import MAX_BODY_BYTES, NOTHING, Context, Known
+from .large import MAX_TOKENS
 from .nvext import SELECTOR, Nvext, Selection, root_or_nvext, select
 from .parsing import ParsingFold
 from .planning import plan_output, template_kwargs, tools_shown
@@ -137,7 +138,7 @@ async def chat_call(
         msg = "top_logprobs needs logprobs: true"
         raise bad_request(msg, "top_logprobs")
     plan = plan_output(request, policy)
-    prompt = await _chat_prompt(request, model, policy)
+    prompt = await _chat_prompt(request, model, policy, _longest(request, pool))
     max_tokens = request.max_tokens
     if request.max_completion_tokens is not None:
         max_tokens = within("max_completion_tokens", request.max_completion_tokens)
@@ -194,10 +195,13 @@ async def completion_call(
         if prompt_logprobs is None:
             prompt_logprobs = request.logprobs
     encoded: list[Prompt] = []
+    longest = _longest(request, pool)
     for prompt in prompts:
         if isinstance(prompt, str):
             special = request.add_special_tokens is not False
-            ids = await model.encode(prompt, add_special_tokens=special)
+            ids = await model.encode(
+                prompt, add_special_tokens=special, max_model_len=longest
+            )
             if not ids:
                 msg = "the prompt has no tokens"
                 raise bad_request(msg, "prompt")
@@ -245,8 +249,19 @@ def _keeps(pool: Pool, known: Known) -> bool:
     return known.context is not None or pool.keeps
 
 
+def _longest(request: CommonRequest, pool: Pool) -> int | None:
+    """Return what a prompt must fit into; None: it will be cut, see ``check_length``."""
+    nvext = request.nvext or Nvext()
+    limits = (request.truncate_prompt_tokens, nvext.truncate_prompt_tokens)
+    is_cut = any(limit is not None for limit in limits)
+    longest = pool.max_model_len
+    if is_cut and longest is not None and 2 * longest <= MAX_TOKENS:
+        return None
+    return longest
+
+
 async def _chat_prompt(
-    request: ChatRequest, model: TextModel, policy: Policy
+    request: ChatRequest, model: TextModel, policy: Policy, max_model_len: int | None
 ) -> Prompt:
     nvext = request.nvext or Nvext()
     field = "required_prefix_token_ids"
@@ -269,6 +284,7 @@ async def _chat_prompt(
         given=given_by_fields(request.messages, required, field),
         # A salt asks that nobody can tell what was there before.
         shared=request.cache_salt is None and nvext.cache_salt is None,
+        max_model_len=max_model_len,
     )
     return prompt if echo is None else msgspec.structs.replace(prompt, echo=echo)
 

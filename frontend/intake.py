@@ -23,6 +23,7 @@ from .connections import client_of
 from .errors import ApiError, overloaded, unavailable
 from .events import first_of
 from .expectation import go_on
+from .large import Large
 from .metrics import Metrics
 from .pool import Pool
 from .visit import Visit
@@ -87,6 +88,7 @@ class Intake:
         self.visits: dict[Visit, None] = {}
         """What is being served, in order of arrival."""
         self._num_body_bytes = 0  # read, and not parsed yet
+        self.large = Large()
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -178,6 +180,7 @@ class Intake:
 
     def parsed(self, visit: Visit) -> None:
         """Take note that a body is no longer needed."""
+        self.large.is_over(visit.num_body_bytes)
         self._num_body_bytes -= visit.num_body_bytes
         visit.num_body_bytes = 0
 

@@ -82,6 +82,7 @@ class _Renderer(msgspec.Struct, frozen=True):
     template_kwargs: dict[str, Any]
     messages: list[dict[str, Any]]
     shared: bool
+    max_model_len: int | None
 
     def text(self, *, generation_prompt: bool, continued: bool) -> str:
         """Return the whole conversation as text."""
@@ -113,7 +114,10 @@ class _Renderer(msgspec.Struct, frozen=True):
         """Return the ids of a rendering."""
         special = bool(self.fields.add_special_tokens)  # the template writes its own
         return await self.model.encode(
-            text, add_special_tokens=special, shared=self.shared
+            text,
+            add_special_tokens=special,
+            shared=self.shared,
+            max_model_len=self.max_model_len,
         )
 
 
@@ -126,6 +130,7 @@ async def chat_prompt(
     template_kwargs: dict[str, Any] | None = None,
     given: Given | None = None,
     shared: bool = False,
+    max_model_len: int | None = None,
 ) -> Prompt:
     """Return the prompt of a conversation.
 
@@ -137,6 +142,7 @@ async def chat_prompt(
         template_kwargs: What the template may name beside; default: as the body says.
         given: Exact ids that take the place of the first messages.
         shared: See ``TextModel.encode``.
+        max_model_len: The same.
 
     Raises:
         ApiError: 400, with the field as ``param``.
@@ -164,7 +170,9 @@ async def chat_prompt(
 
     def first_rendering() -> tuple[_Renderer, str]:
         messages = [_message(message, n) for n, message in enumerate(fields.messages)]
-        renderer = _Renderer(model, fields, tools, named, messages, shared)
+        renderer = _Renderer(
+            model, fields, tools, named, messages, shared, max_model_len
+        )
         return renderer, renderer.text(
             generation_prompt=generation_prompt, continued=continued
         )
@@ -209,7 +217,9 @@ async def _exact(
     if exact is None:
         # Tokens of the whole reach over the end of the message.
         rest = text[len(until_text) :]
-        exact = kept + await model.encode(rest, add_special_tokens=False)
+        exact = kept + await model.encode(
+            rest, add_special_tokens=False, max_model_len=renderer.max_model_len
+        )
     return Prompt(exact, prefix=Prefix(len(kept), exact != token_ids))
 
 

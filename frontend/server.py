@@ -242,7 +242,8 @@ class Server:
                     grant.check_priority(priority or 0)
                 intake.check(tenant, priority, num_choices)
 
-            call = await prepare(client, body, check)
+            async with intake.large.preparing(len(body)):
+                call = await prepare(client, body, check)
             jobs = [job for job, _ in call.jobs]
             trail.prepared(route_of(request), call.response_id, self._pool.model, jobs)
             self._trails.asked(trail, body)
@@ -288,12 +289,9 @@ class Server:
     async def _plain(self, answer: PlainAnswer, request: web.Request) -> web.Response:
         """Answer what no worker is asked about."""
         with self.intake.serving(request) as visit:
-            body = await answer(
-                await self.intake.body(request, visit),
-                self._model,
-                self._pool,
-                self._policy,
-            )
+            body = await self.intake.body(request, visit)
+            async with self.intake.large.preparing(len(body)):
+                body = await answer(body, self._model, self._pool, self._policy)
             return web.Response(
                 body=body, content_type="application/json", headers=_echoed(request)
             )

@@ -22,6 +22,7 @@ from .detokenize import (
 )
 from .encoding import TokenizerBackend, encoder
 from .errors import bad_request
+from .large import MAX_TOKENS, check_length
 from .pieces import byte_pieces, sentence_pieces
 from .segments import Segments, cuts
 from .template import ChatTemplate
@@ -136,7 +137,12 @@ class TextModel:
         return Segments(lambda texts: self._encoded(texts, False), at)
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool, shared: bool = False
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        shared: bool = False,
+        max_model_len: int | None = None,
     ) -> list[int]:
         """Return the ids of *text*; long texts do not hold the event loop.
 
@@ -145,23 +151,35 @@ class TextModel:
             add_special_tokens: Let the tokenizer add its own.
             shared: Parts of it may be kept for others, and taken from others: how long
                 it takes may then tell somebody that they have come before.
+            max_model_len: See ``check_length``.
 
         Raises:
-            ApiError: 400, it is no Unicode.
+            ApiError: 400, it is no Unicode, or far too long.
         """
         return await self.threads.run(
             len(text) > LONG_CHARS,
-            lambda: self._encode(text, add_special_tokens, shared),
+            lambda: self._encode(text, add_special_tokens, shared, max_model_len),
         )
 
-    def _encode(self, text: str, add_special_tokens: bool, shared: bool) -> list[int]:
+    def _encode(
+        self,
+        text: str,
+        add_special_tokens: bool,
+        shared: bool,
+        max_model_len: int | None,
+    ) -> list[int]:
         try:
+            check_length(text, max_model_len, self._num_tokens)
             if shared and self.segments is not None and not add_special_tokens:
                 return self.segments.encode(text)
             return self._encoded([text], add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError) as error:
             msg = "the text holds a lone surrogate, which is not valid Unicode"
             raise bad_request(msg) from error
+
+    def _num_tokens(self, text: str) -> int:
+        [ids] = self._encoded([text], False)
+        return len(ids)
 
     async def checked_ids(
         self, token_ids: Sequence[Any], field: str, *, empty: bool = False
@@ -290,7 +308,13 @@ class TextModel:
         """Return the text of *token_ids*, special tokens too.
 
         Many ids do not hold the event loop.
+
+        Raises:
+            ApiError: 400, they are far too many.
         """
+        if len(token_ids) > MAX_TOKENS:
+            msg = f"tokens must have at most {MAX_TOKENS} ids, not {len(token_ids)}"
+            raise bad_request(msg, "tokens")
 
         def decode() -> str:
             # ``decode`` holds the GIL, this does not.

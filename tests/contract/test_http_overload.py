@@ -9,6 +9,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,9 @@ import pytest
 
 from support.awake import within
 from support.clock import MovedClock
-from support.stack import Reply, Stack, eventually, frontend, stack
+from support.stack import MODEL_NAME, Reply, Stack, eventually, frontend, stack
 from tokenwire.frontend import intake
+from tokenwire.frontend.large import LARGE_BODY_BYTES
 from tokenwire.protocol.messages import Role
 
 SMALL = (
@@ -420,6 +422,62 @@ async def test_bodies_held_at_once_are_bounded(tiny_model: Path, chunked: bool) 
         async with within(60):
             while (await running.post("/tokenize", large)).status != 200:
                 await asyncio.sleep(0.01)
+
+
+async def test_large_bodies_are_prepared_one_at_a_time(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Generating or not; smaller requests pass, and a client that leaves makes way."""
+    async with stack(tiny_model) as running:
+        large = {"prompt": [1] * 600_000}  # of no use, but large
+        some = {**large, "model": MODEL_NAME, "max_tokens": 1}
+        prepared: list[bool] = []
+        preparing = running.intake.large.preparing
+
+        def noted(num_bytes: int) -> AbstractAsyncContextManager[None]:
+            prepared.append(num_bytes > LARGE_BODY_BYTES)
+            return preparing(num_bytes)
+
+        async with preparing(LARGE_BODY_BYTES + 1):
+            monkeypatch.setattr(running.intake.large, "preparing", noted)
+            tasks = [
+                asyncio.create_task(running.post(path, body))
+                for path, body in (
+                    ("/tokenize", {"prompt": "a", "messages": large["prompt"]}),
+                    ("/v1/completions", some),
+                    ("/v1/completions", some),
+                )
+            ]
+            await eventually(lambda: len(prepared) == 3, "all wait for their turn")
+            assert (await running.complete(prompt=[7], max_tokens=1)).status == 200
+            assert prepared == [True, True, True, False]
+            assert not any(task.done() for task in tasks)
+            tasks.pop().cancel()
+        async with within(60):
+            statuses = [(await task).status for task in tasks]
+
+        assert statuses == [400, 400]
+        await eventually(lambda: not running.intake.visits, "all are over")
+
+
+async def test_a_text_far_too_long_is_not_tokenized_whole(tiny_model: Path) -> None:
+    """Its answer is that of any prompt that does not fit; a text to be cut may be long."""
+    async with stack(tiny_model) as running:
+        text = "hello world " * 100_000
+        replies = [
+            await running.complete(prompt=text, max_tokens=1),
+            await running.chat(text, max_tokens=1),
+        ]
+        for reply in replies:
+            assert reply.status == 400
+            assert reply.error["code"] == "context_length_exceeded"
+            assert "maximum context length is" in reply.error["message"]
+            assert "has more than" in reply.error["message"]
+        cut = await running.complete(
+            prompt=text, max_tokens=1, truncate_prompt_tokens=10
+        )
+
+        assert cut.status == 200
 
 
 async def test_a_body_that_is_only_announced_keeps_nobody_out(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -88,8 +88,28 @@ def test_the_last_of_equal_keys_counts(size: int) -> None:
 @pytest.mark.parametrize("depth", [200_000, 2_000_000])
 def test_a_deep_nest_is_a_400(opening: bytes, depth: int) -> None:
     """Neither the parser's stack nor a step for each level is to be had."""
-    with pytest.raises(ApiError, match="not valid JSON") as caught:
+    with pytest.raises(ApiError, match=r"not valid JSON|opens more than") as caught:
         decode_object(b'{"a":' + opening * depth)
+
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("bound", "limit", "element"),
+    [("MAX_CONTAINERS", 1_000, "{}"), ("MAX_QUOTES", 2_000, '""')],
+)
+def test_few_bytes_do_not_become_many_objects(
+    bound: str, limit: int, element: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest values take a hundred times their bytes: their number is bounded."""
+    monkeypatch.setattr(module, "MAX_CONTAINERS", 1_000)
+    monkeypatch.setattr(module, bound, limit)
+    some = ",".join([element] * 900)
+
+    fits = decode_object(f'{{"a":[{some}]}}'.encode())
+    assert len(cast("list[object]", fits["a"])) == 900
+    with pytest.raises(ApiError, match=f"more than {limit}") as caught:
+        decode_object(f'{{"a":[{some}],"b":[{some}]}}'.encode())
 
     assert caught.value.status == 400
 
