@@ -22,12 +22,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Where a dependency may be imported; a folder stands for every module in it.
 DOORS: dict[str, list[str]] = {
+    "fastokens": ["frontend/encoding.py"],
     "jinja2": ["frontend/template.py"],
     "nixl": ["worker/vllm"],
     "opentelemetry": ["protocol/tracing.py"],
     "requests": ["protocol/collector.py"],
     "prometheus_client": ["frontend/metrics.py", "worker/metrics.py"],
-    "tokenizers": ["frontend/tokenizer.py"],
+    "tokenizers": ["frontend/encoding.py", "frontend/tokenizer.py"],
     "torch": ["worker/vllm"],
     "transformers": ["frontend/parsers.py"],
     "uvloop": ["frontend/app.py", "worker/app.py"],
