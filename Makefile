@@ -56,7 +56,7 @@ export VENV CLIENTS_VENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sim setup-dev setup-clients run test check check-deploy check-ui lint fmt types unit \
-	audit engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-cores faults fuzz overload \
+	audit engine-test bench bench-capture bench-engine bench-peers bench-routing bench-scale bench-tokenizer bench-cores faults fuzz overload \
 	resume-report soak soak-faults survive \
 	kill-demo docs model tree lock clean check-observability compose-sim compose-cpu \
 	check-images
@@ -178,6 +178,9 @@ bench-cores: setup-dev  ## Measure a frontend of 1 and 2 processes, into docs/be
 
 bench-routing: setup-dev  ## Compare routing policies on simulated workers; into docs/routing.md.
 	@model=$$($(DEMO_MODEL)); TOKENWIRE_DEMO_MODEL=$$model $(BIN)/python scripts/bench_routing.py --write
+
+bench-tokenizer: setup-dev  ## Measure messages to ids, and libraries for it; into docs/benchmarks.md.
+	@model=$$($(DEMO_MODEL)); $(BIN)/python scripts/bench_tokenizer.py --model "$$model" --write
 
 bench-scale: setup-dev  ## Measure routing and its index up to 1,000 workers; into docs/scale.md.
 	@$(BIN)/python scripts/bench_scale.py --write
