@@ -91,6 +91,7 @@ class Large:
         self._large = asyncio.Lock()
         self._medium = asyncio.Semaphore(MAX_MEDIUM)
         self._timer: asyncio.TimerHandle | None = None
+        self._giving: asyncio.Future[None] | None = None  # the last time
 
     def preparing(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
         """Return what to be in while a body of *num_bytes* is prepared.
@@ -109,7 +110,7 @@ class Large:
 
     def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        loop.run_in_executor(None, self._give_back)
+        self._giving = loop.run_in_executor(None, self._give_back)
 
 
 _AT_ONCE = nullcontext()

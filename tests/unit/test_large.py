@@ -98,7 +98,11 @@ async def test_memory_is_given_back_once_after_large_bodies(
     monkeypatch.setattr(module, "GIVE_BACK_S", 0)
     loop = asyncio.get_running_loop()
     given_back = asyncio.Queue[None]()
-    large = Large(lambda: loop.call_soon_threadsafe(given_back.put_nowait, None))
+
+    def give_back() -> None:
+        loop.call_soon_threadsafe(given_back.put_nowait, None)
+
+    large = Large(give_back)
 
     large.is_over(LARGE_BODY_BYTES)
     for _ in range(3):
