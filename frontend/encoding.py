@@ -2,13 +2,15 @@
 
 A prompt's ids must be those that the engine's own tokenizer would make. tokenizers is
 what vLLM uses. fastokens reads the same files and takes an eighth of the time for a long
-text, but is another program: so it is asked for by an option, and first has to
+text, but is another program: so it is asked for by an option, has only tokenizers of
+kinds that were compared with it (`make bench-tokenizer`), and first has to
 agree on some two thousand texts made of the model's own vocabulary.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 import logging
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -58,6 +60,8 @@ HARD = (
     "a" * 300,
     "It's I'LL we'Ve 'S ''s \u02bcs don\u2019t",
     "a1b22c333d4444e55555 3.14159 1,000,000",
+    "say <0x0A> now",
+    "\u180e <x",
     "\u0663\u0664\u0665 \u0967\u0968 \u00bd \u2460",
     "e\u0301 \u00e9 \ufb01 \u216b \u3392 \u0130\u0131 \u1e9e",
     "\u0301\u0301\u200d\ufeff\x00\x7f",
@@ -92,21 +96,27 @@ def _by_tokenizers(tokenizer: Tokenizer) -> Encode:
 def _by_fastokens(tokenizer: Tokenizer) -> Encode:
     """Return fastokens' encoder, or tokenizers' where it does otherwise."""
     exact = _by_tokenizers(tokenizer)
+    data = tokenizer.to_str()
+    if not _is_known_kind(json.loads(data)):
+        _log.warning("fastokens was not compared on tokenizers of this kind: not used")
+        return exact
     try:
-        fast: Any = import_module("fastokens").Tokenizer.from_json_str(
-            tokenizer.to_str()
-        )
+        fast: Any = import_module("fastokens").Tokenizer.from_json_str(data)
     except Exception as error:  # noqa: BLE001 - it names no types of its own
         _log.warning("fastokens cannot read this tokenizer (%s): not used", error)
         return exact
+    has_failed = False
 
     def encode(texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        nonlocal has_failed
         try:
             return [fast.encode(text, add_special_tokens).ids for text in texts]
         except (TypeError, UnicodeEncodeError):
             raise
-        except Exception as error:  # noqa: BLE001 - a bound of its own, as of backtracking
-            _log.warning("fastokens gave up on a text (%s): tokenizers did it", error)
+        except Exception as error:  # noqa: BLE001 - bytes that are no tokens, a bound
+            if not has_failed:  # once: a client could fill the log
+                has_failed = True
+                _log.warning("fastokens gave up on a text (%s): tokenizers does", error)
             return exact(texts, add_special_tokens)
 
     for text in checked_texts(tokenizer):
@@ -119,6 +129,19 @@ def _by_fastokens(tokenizer: Tokenizer) -> Encode:
                 return exact
     _log.info("fastokens encodes prompts: it agrees on %d texts", NUM_CHECKED)
     return encode
+
+
+def _is_known_kind(parts: dict[str, Any]) -> bool:
+    """Return whether a tokenizer is byte-level BPE, of texts as they are or in NFC.
+
+    With bytes to fall back on, or with others of its normalizers, fastokens 0.3.5 makes
+    other ids without a word.
+    """
+    model, normalizer = parts["model"], parts["normalizer"]
+    is_plain = normalizer is None or normalizer["type"] == "NFC"
+    is_byte_level = "ByteLevel" in json.dumps(parts["pre_tokenizer"])
+    is_bpe = model["type"] == "BPE" and not model.get("byte_fallback")
+    return is_plain and is_byte_level and is_bpe
 
 
 def checked_texts(tokenizer: Tokenizer) -> Iterator[str]:
