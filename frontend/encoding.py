@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["MISSING", "Encode", "TokenizerBackend", "encoder", "is_installed"]
+__all__ = [
+    "GPT_4O_SPLIT",
+    "GPT_4_SPLIT",
+    "MISSING",
+    "QWEN_SPLIT",
+    "Encode",
+    "TokenizerBackend",
+    "encoder",
+    "is_installed",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +53,27 @@ MISSING = (
     "--tokenizer-backend fastokens needs that package, which is not installed: "
     "install tokenwire[fastokens], or leave the option away"
 )
+
+GPT_4_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How GPT-4's tokenizer cuts a text, and Llama 3's."""
+
+QWEN_SPLIT = GPT_4_SPLIT.replace("{1,3}", "")
+
+GPT_4O_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+COMPARED: tuple[dict[str, str], ...] = tuple(
+    {"Regex": one} for one in (GPT_4_SPLIT, QWEN_SPLIT, GPT_4O_SPLIT)
+)
+"""Splits of the models on whose rules the two were compared; GPT-2's is built in."""
 
 NUM_CHECKED = 2_000
 """Texts of each kind of special tokens, with and without: half a second at the start."""
@@ -132,16 +162,22 @@ def _by_fastokens(tokenizer: Tokenizer) -> Encode:
 
 
 def _is_known_kind(parts: dict[str, Any]) -> bool:
-    """Return whether a tokenizer is byte-level BPE, of texts as they are or in NFC.
+    """Return whether a tokenizer is byte-level BPE that cuts a text as a known model does.
 
-    With bytes to fall back on, or with others of its normalizers, fastokens 0.3.5 makes
-    other ids without a word.
+    With bytes to fall back on, with others of its normalizers or with any split,
+    fastokens 0.3.5 makes other ids without a word, of few texts.
     """
     model, normalizer = parts["model"], parts["normalizer"]
+    cuts = parts["pre_tokenizer"] or {}
+    steps = cuts.get("pretokenizers", [cuts])
+    is_compared = all(
+        step.get("type") in {"ByteLevel", "Digits"} or step.get("pattern") in COMPARED
+        for step in steps
+    )
+    is_byte_level = any(step.get("type") == "ByteLevel" for step in steps)
     is_plain = normalizer is None or normalizer["type"] == "NFC"
-    is_byte_level = "ByteLevel" in json.dumps(parts["pre_tokenizer"])
     is_bpe = model["type"] == "BPE" and not model.get("byte_fallback")
-    return is_plain and is_byte_level and is_bpe
+    return is_plain and is_compared and is_byte_level and is_bpe
 
 
 def checked_texts(tokenizer: Tokenizer) -> Iterator[str]:

@@ -5,21 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tokenwire.frontend.encoding import GPT_4_SPLIT, GPT_4O_SPLIT, QWEN_SPLIT
+
 __all__ = ["variants"]
 
-GPT_4 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Of Llama 3; Qwen takes one digit where it takes up to three."""
-
-GPT_4O = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 ODD = r"\p{N}{1,2}(?=\p{N}|\b)|(?<![a-z])[A-Z][a-z]+|\s?[^\s\p{N}]+?(?=\s|\p{N}|$)|\s+"
 """Nobody's: look-behind and reluctant matches, which no scanner was written for."""
 
@@ -58,7 +47,6 @@ def variants(source: str) -> dict[str, str]:
         made[name] = json.dumps(parts | changes)
 
     merges = parts["model"] | {"ignore_merges": True}
-    qwen = GPT_4.replace("{1,3}", "")
     first = max(parts["model"]["vocab"].values()) + 1  # a gap: numbered anew
     options = ("lstrip", "rstrip", "single_word", "normalized")
     named = [
@@ -71,9 +59,11 @@ def variants(source: str) -> dict[str, str]:
         "trim_offsets": True,
         "use_regex": True,
     }
-    vary("GPT-4 split, ignore_merges", pre_tokenizer=_split(GPT_4), model=merges)
-    vary("Qwen split, NFC", pre_tokenizer=_split(qwen), normalizer={"type": "NFC"})
-    vary("GPT-4o split", pre_tokenizer=_split(GPT_4O))
+    vary("GPT-4 split, ignore_merges", pre_tokenizer=_split(GPT_4_SPLIT), model=merges)
+    vary(
+        "Qwen split, NFC", pre_tokenizer=_split(QWEN_SPLIT), normalizer={"type": "NFC"}
+    )
+    vary("GPT-4o split", pre_tokenizer=_split(GPT_4O_SPLIT))
     vary("GPT-2 split, prefix space", pre_tokenizer=prefix)
     vary("a split of nobody's", pre_tokenizer=_split(ODD))
     vary("NFKC", normalizer={"type": "NFKC"})

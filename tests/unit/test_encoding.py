@@ -15,7 +15,10 @@ from tokenizers import Tokenizer
 from tokenwire.frontend import config, encoding
 from tokenwire.frontend.config import parse_config
 from tokenwire.frontend.encoding import (
+    GPT_4_SPLIT,
+    GPT_4O_SPLIT,
     NUM_CHECKED,
+    QWEN_SPLIT,
     TokenizerBackend,
     checked_texts,
     encoder,
@@ -129,12 +132,33 @@ def test_a_tokenizer_that_it_cannot_read_is_not_its(
     assert not library.num_encoded
 
 
+def split(pattern: str) -> dict[str, Any]:
+    """Return how a byte-level tokenizer cuts by a pattern."""
+    cut = {"pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    level = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    steps = [{"type": "Split"} | cut, {"type": "ByteLevel"} | level]
+    return {"type": "Sequence", "pretokenizers": steps}
+
+
+@pytest.mark.parametrize("pattern", [GPT_4_SPLIT, QWEN_SPLIT, GPT_4O_SPLIT])
+def test_splits_of_known_models_are_its(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, pattern: str
+) -> None:
+    """The real one reads them, and agrees."""
+    caplog.set_level(logging.INFO)
+    parts = json.loads(tokenizer.to_str()) | {"pre_tokenizer": split(pattern)}
+    encoder(Tokenizer.from_str(json.dumps(parts)), FAST)
+
+    assert f"it agrees on {NUM_CHECKED} texts" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [
         ("normalizer", {"type": "Lowercase"}),
         ("byte_fallback", True),
         ("pre_tokenizer", {"type": "Whitespace"}),
+        ("pre_tokenizer", split("[a-z]+")),
     ],
 )
 def test_a_kind_that_was_not_compared_is_not_its(
