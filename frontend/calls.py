@@ -25,6 +25,7 @@ from .planning import plan_output, template_kwargs, tools_shown
 from .plans import Plan
 from .policy import Policy
 from .pool import Pool
+from .prefixes import Ahead
 from .prior import Prior, folded_prior
 from .prompts import (
     Prompt,
@@ -46,6 +47,7 @@ from .schema import (
 )
 from .shapes import ChatShape, CompletionShape
 from .stop import StopStrings
+from .threads import LONG_IDS, Threads
 from .tokenizer import TextModel
 from .turns import given_by_fields
 
@@ -98,6 +100,29 @@ class Call(msgspec.Struct):
         self.jobs = [
             (msgspec.structs.replace(job, keeping=keeping), fold)
             for job, fold in self.jobs
+        ]
+
+    async def look_ahead(self, pool: Pool, threads: Threads) -> None:
+        """Have what long prompts need on their way made beside the event loop."""
+        if self.num_prompt_tokens <= LONG_IDS:
+            return
+        block_sizes = pool.block_sizes
+        step = self.choices_per_prompt  # they share their prompt
+
+        def made() -> list[Job]:
+            jobs = [job for job, _ in self.jobs]
+            for first in range(0, len(jobs), step):
+                job = jobs[first]
+                ahead = Ahead.of(
+                    job.prompt_token_ids, job.cache_salt, job.lora, block_sizes
+                )
+                for number in range(first, min(first + step, len(jobs))):
+                    jobs[number] = msgspec.structs.replace(jobs[number], ahead=ahead)
+            return jobs
+
+        jobs = await threads.run(True, made)
+        self.jobs = [
+            (job, fold) for job, (_, fold) in zip(jobs, self.jobs, strict=True)
         ]
 
     def of_session(self, session_id: str) -> None:

@@ -11,6 +11,7 @@ from tokenwire.protocol.messages import FinishReason, JsonObject, Logprobs, Samp
 
 from .errors import ApiError
 from .kept import Keeping
+from .prefixes import Ahead
 
 __all__ = ["Cached", "End", "Job", "Nobody", "Reasoning", "Sink"]
 
@@ -52,6 +53,7 @@ class Job(msgspec.Struct, frozen=True):
     cached: Cached | None = None  # where these were generated; None: nobody has said
     comes_back: bool = False  # its client gets ids, and may want to go on behind them
     keeping: Keeping | None = None  # how its worker is to keep what it brings
+    ahead: Ahead | None = None  # of a long prompt
 
     @property
     def repeatable(self) -> bool:

@@ -234,6 +234,15 @@ class Pool:
         return min(lengths, default=None)
 
     @property
+    def block_sizes(self) -> set[int]:
+        """Ids in a block, of the workers that tell of their blocks."""
+        return {
+            link.card.block_size
+            for link in self._links.values()
+            if link.blocks is not None and link.card is not None
+        }
+
+    @property
     def keeps(self) -> bool:
         """Whether a worker of outputs keeps what it generates, unless there is none.
 

@@ -53,7 +53,9 @@ class Sequence:
         for as long as the sequence lives."""
         self.logprobs: list[Logprobs] = []
         """Of the new ids, where they are kept and were asked for."""
-        self.chain = Chain(job.cache_salt, job.lora)
+        ahead = job.ahead
+        made = None if ahead is None else ahead.chain.copy()
+        self.chain = made or Chain(job.cache_salt, job.lora)
         self._job = job
         # Who has computed it so far, the newest first: two prefill workers at most.
         self._cached = [] if job.cached is None else [job.cached]
@@ -77,7 +79,9 @@ class Sequence:
     @property
     def packed(self) -> bytes:
         """The whole sequence so far, packed."""
-        return pack_ids(self._job.prompt_token_ids) + self.output
+        ahead = self._job.ahead
+        prompt = pack_ids(self._job.prompt_token_ids) if ahead is None else ahead.packed
+        return prompt + self.output
 
     @property
     def ended(self) -> Ended | None:

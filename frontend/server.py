@@ -244,6 +244,7 @@ class Server:
 
             async with intake.large.preparing(len(body)):
                 call = await prepare(client, body, check)
+                await call.look_ahead(self._pool, self._model.threads)
             jobs = [job for job, _ in call.jobs]
             trail.prepared(route_of(request), call.response_id, self._pool.model, jobs)
             self._trails.asked(trail, body)

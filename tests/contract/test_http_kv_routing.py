@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from support.stack import SimWorker, Stack, eventually, frontend
+from tokenwire.frontend import calls, prefixes
 from tokenwire.frontend.link import Link
 from tokenwire.frontend.prefixes import Chain
 from tokenwire.frontend.routing import num_requests
+from tokenwire.protocol.blocks import block_hashes
 from tokenwire.protocol.messages import FromWorker, KVBlocks, Role
 from tokenwire.protocol.tokens import pack_ids
 from tokenwire.worker import kv_watch
@@ -181,6 +184,30 @@ async def test_salts_share_nothing(tiny_model: Path) -> None:
         assert await ask(served, [*PROMPT, 1], cache_salt="a") == (name, CACHED)
         page = (await served.get("/metrics")).text
         assert f"tokenwire_prefix_tokens_predicted_total {1.0 * CACHED}" in page
+
+
+async def test_a_long_prompt_is_hashed_beside_the_event_loop(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each prompt once, however many choices; it is found where it is cached."""
+    async with three_workers(tiny_model) as (served, _):
+        name, _ = await ask(served, PROMPT)
+        await eventually(partial(knows, served, name), "it is told")
+        hashed_by: list[bool] = []
+
+        def noted(packed: bytes, block_size: int, root: int) -> list[int]:
+            hashed_by.append(threading.current_thread() is threading.main_thread())
+            return block_hashes(packed, block_size, root)
+
+        monkeypatch.setattr(prefixes, "block_hashes", noted)
+        assert await ask(served, PROMPT) == (name, CACHED)
+        assert hashed_by == [True]  # a short one here
+        monkeypatch.setattr(calls, "LONG_IDS", 100)
+
+        assert await ask(served, PROMPT) == (name, CACHED)
+        reply = await served.complete(prompt=[PROMPT, PROMPT[::-1]], n=2, max_tokens=4)
+        assert reply.status == 200
+        assert hashed_by == [True, False, False, False]
 
 
 @pytest.mark.pitfall(35)
