@@ -168,8 +168,8 @@ def _is_known_kind(parts: dict[str, Any]) -> bool:
     fastokens 0.3.5 makes other ids without a word, of few texts.
     """
     model, normalizer = parts["model"], parts["normalizer"]
-    cuts = parts["pre_tokenizer"] or {}
-    steps = cuts.get("pretokenizers", [cuts])
+    cuts: dict[str, Any] = parts["pre_tokenizer"] or {}
+    steps: list[dict[str, Any]] = cuts.get("pretokenizers", [cuts])
     is_compared = all(
         step.get("type") in {"ByteLevel", "Digits"} or step.get("pattern") in COMPARED
         for step in steps

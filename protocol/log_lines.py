@@ -112,7 +112,7 @@ def pairs(fields: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    kind = type(value)
+    kind: type[object] = type(value)
     if kind is int or kind is float:
         return str(value)
     if kind is list:

@@ -28,7 +28,11 @@ FILES = {
 @pytest.fixture(autouse=True)
 def _the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a start sets in its process is not this one's."""
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+
+    def stays(seconds: float) -> None:
+        del seconds
+
+    monkeypatch.setattr(sys, "setswitchinterval", stays)
     monkeypatch.setattr(app, "raise_file_limit", lambda: None)
 
 
