@@ -111,8 +111,8 @@ def pairs(fields: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_value(value)}" for name, value in fields.items())
 
 
-def _value(value: Any) -> str:
-    kind: type[object] = type(value)
+def _value(value: object) -> str:
+    kind = type(value)
     if kind is int or kind is float:
         return str(value)
     if kind is list:
